@@ -1,1 +1,17 @@
-//! Placeholder.
+//! `gpu-bridge`: one GPU pool behind the kubelet's two APIs.
+//!
+//! This package holds the adapters and the wiring; every decision is in `bridge_core`. Start reading at
+//! [`daemon`], which starts everything in order, and at [`arbiter`], through which every request flows.
+
+pub mod admin;
+pub mod arbiter;
+pub mod cdi;
+pub mod cli;
+pub mod config;
+pub mod daemon;
+pub mod device_plugin;
+pub mod dra;
+pub mod inventory;
+pub mod store;
+pub mod uds;
+pub mod usage;

@@ -1,1 +1,62 @@
-//! Placeholder.
+//! Every decision of gpu-bridge, and nothing else.
+//!
+//! This crate owns the pool: which units exist, who holds them, what each face offers, and what happens on
+//! each call and each observation. It must not know sockets, files, clocks, protobuf, Kubernetes types or
+//! serde: time and all that was seen come in as parameters, decisions go out as values.
+//!
+//! The one shape of use is **plan, save, commit, answer**:
+//!
+//! ```
+//! use bridge_core::{Moment, Pool, Processes, Settings};
+//! # let (now, processes) = (Moment::default(), Processes::default());
+//! let mut pool = Pool::waiting(Settings::default());
+//! let mut transition = pool.begin(now, processes); // a private copy of the pool
+//! // decide: transition.allocate(..), transition.prepare(..), transition.observe_listing(..)
+//! if let Some(ledger) = transition.ledger_to_save() {
+//!     // store.save(ledger)?   <- nothing is committed or answered before this has succeeded
+//! }
+//! let reports = pool.commit(transition);
+//! ```
+//!
+//! Start reading at [`Pool`], then [`Transition::allocate`] (rule 5) and [`Transition::prepare`] (rule 6).
+
+mod adopt;
+mod allocate;
+mod evidence;
+mod gpu;
+mod hold;
+mod id;
+mod inventory;
+mod ledger;
+mod observe;
+mod offers;
+mod pool;
+mod prepare;
+mod refusal;
+mod report;
+mod settings;
+mod split;
+mod status;
+#[cfg(test)]
+mod tests;
+
+pub use adopt::{Adoption, CheckpointedDevices, CheckpointedResponse};
+pub use allocate::{AllocateOutcome, AllocateRequest, Grant, Patience};
+pub use evidence::{
+    AllocatedClaim, AllocatedDevice, BoundPod, Claims, Evidence, ListedClaim, ListedDevice,
+    ListedPod, Listing, Moment, PodPhase, PodSource, Pods, Process, Processes, UnitProcesses,
+};
+pub use gpu::Gpu;
+pub use hold::{ForeignCause, Former, Hold, HoldKind, Phase};
+pub use id::{
+    ClaimRef, ClaimUid, DeviceId, DeviceName, InvalidId, PodName, PodRef, PodUid, UnitId,
+};
+pub use inventory::Inventory;
+pub use ledger::{Access, Ledger, Preparation, PreparedDevice, Side, UnitKind, UnitRecord};
+pub use offers::{ClaimOffer, CountedOffer, Health, Offers, TaintReason};
+pub use pool::{Pool, Standing, Transition};
+pub use prepare::{ClaimedDevice, PrepareOutcome, PrepareRequest};
+pub use refusal::{HolderKind, Refusal};
+pub use report::{EndCause, Report};
+pub use settings::{Face, Limits, Mode, Settings, Weights};
+pub use status::{Status, UnitState, UnitStatus};

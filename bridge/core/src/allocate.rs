@@ -1,0 +1,498 @@
+//! Rule 5: `Allocate`. A refusal is terminal for the pod, so it is the last resort.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use crate::evidence::{Evidence, PodPhase};
+use crate::hold::{ForeignCause, Former, Hold, HoldKind};
+use crate::id::{DeviceId, PodRef, UnitId};
+use crate::ledger::Side;
+use crate::pool::{Pool, Standing, Transition};
+use crate::refusal::Refusal;
+use crate::report::{EndCause, Report};
+use crate::settings::Face;
+
+/// A granted id that is not listed within this time can be ended, or asked for again as if it were in use
+/// (rule 7). The kubelet lists a pod's devices as soon as it has stored the answer.
+pub(crate) const GRANT_UNSEEN: Duration = Duration::from_secs(10);
+
+/// One container's request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AllocateRequest {
+    /// The ids that the kubelet chose.
+    pub ids: Vec<DeviceId>,
+    /// Whether the caller can ask again.
+    pub patience: Patience,
+}
+
+/// Whether a call can still wait for something better.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Patience {
+    /// It asks again in a moment.
+    Waits,
+    /// Its time is up: decide now.
+    LastCall,
+}
+
+/// A unit given for an id.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Grant {
+    /// The kubelet's id.
+    pub id: DeviceId,
+    /// The unit behind it.
+    pub unit: UnitId,
+}
+
+/// What became of an [`AllocateRequest`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum AllocateOutcome {
+    /// Every id has a unit, in the order of the request.
+    Granted(Vec<Grant>),
+    /// Ask pod-resources, then ask again with the answer as evidence. Nothing was changed.
+    NeedsListing,
+    /// Nothing clean is free now, and a process may end any moment: ask again. Nothing was changed.
+    Wait,
+    /// No. Nothing was changed.
+    Refused(Refusal),
+}
+
+/// What the ledger says about an id that the kubelet asks for.
+enum Carried {
+    /// No hold carries it.
+    Not,
+    /// It was granted just now, and nothing runs on it: the same question, the same answer.
+    Again(UnitId),
+    /// Its pod has ended, so the hold has.
+    Ended(UnitId, EndCause),
+    /// Its pod is still there: the kubelet has lost its book.
+    InUse(UnitId, PodRef),
+    /// Its pod is not listed any more, and the pod list does not say yet that it has ended.
+    Leaving(UnitId),
+    /// pod-resources must be asked first.
+    Unclear,
+}
+
+impl Transition {
+    /// Gives a unit for each id of a container, or refuses the container whole.
+    pub fn allocate(&mut self, request: &AllocateRequest, evidence: &Evidence) -> AllocateOutcome {
+        match self.pool.standing {
+            Standing::Serving => {}
+            Standing::WaitingForAdoption => {
+                return AllocateOutcome::Refused(Refusal::WaitingForAdoption);
+            }
+            Standing::LedgerUnreadable => {
+                return AllocateOutcome::Refused(Refusal::LedgerUnreadable);
+            }
+        }
+        if let Some(refusal) = self.malformed(&request.ids) {
+            return AllocateOutcome::Refused(refusal);
+        }
+        let mut draft = self.clone();
+        match draft.allocate_all(request, evidence) {
+            Ok(grants) => {
+                *self = draft;
+                AllocateOutcome::Granted(grants)
+            }
+            Err(outcome) => outcome,
+        }
+    }
+
+    fn malformed(&self, ids: &[DeviceId]) -> Option<Refusal> {
+        let mut seen = BTreeSet::new();
+        for id in ids {
+            if !seen.insert(id) {
+                return Some(Refusal::RepeatedDeviceId { id: id.clone() });
+            }
+            if self.pool.ledger.unit_behind(id).is_none() {
+                return Some(Refusal::UnknownDeviceId { id: id.to_string() });
+            }
+        }
+        None
+    }
+
+    fn allocate_all(
+        &mut self,
+        request: &AllocateRequest,
+        evidence: &Evidence,
+    ) -> Result<Vec<Grant>, AllocateOutcome> {
+        let mut grants = Vec::new();
+        for id in &request.ids {
+            // What the call has already picked, and the other ids' own units, are not for this id.
+            let spoken_for: BTreeSet<UnitId> = request
+                .ids
+                .iter()
+                .filter(|other| *other != id)
+                .filter_map(|other| self.pool.ledger.unit_behind(other).cloned())
+                .chain(grants.iter().map(|grant: &Grant| grant.unit.clone()))
+                .collect();
+            let unit = self.allocate_one(id, &spoken_for, request.patience, evidence)?;
+            grants.push(Grant {
+                id: id.clone(),
+                unit,
+            });
+        }
+        Ok(grants)
+    }
+
+    fn allocate_one(
+        &mut self,
+        id: &DeviceId,
+        spoken_for: &BTreeSet<UnitId>,
+        patience: Patience,
+        evidence: &Evidence,
+    ) -> Result<UnitId, AllocateOutcome> {
+        let mut leaving = None;
+        match self.pool.carried(id, evidence, self.now.uptime) {
+            Carried::Not => {}
+            Carried::Again(unit) => {
+                self.pool
+                    .seen
+                    .answered
+                    .insert(unit.clone(), self.now.uptime);
+                return Ok(unit);
+            }
+            Carried::Unclear => return Err(AllocateOutcome::NeedsListing),
+            Carried::Ended(unit, cause) => self.end(&unit, cause, |h| h.device_id() == Some(id)),
+            Carried::InUse(unit, pod) => {
+                return self.substitute_lost(id, unit, pod, spoken_for, patience);
+            }
+            Carried::Leaving(unit) => leaving = Some(unit),
+        }
+        let own = self.pool.ledger.unit_behind(id).cloned();
+        if let Some(unit) = self.pool.best_clean(own.as_ref(), spoken_for) {
+            if let Some(leaving) = leaving {
+                self.swap_id(&leaving, id, &unit);
+            }
+            return Ok(self.grant(id, &unit));
+        }
+        if patience == Patience::Waits && (leaving.is_some() || self.pool.any_busy(spoken_for)) {
+            return Err(AllocateOutcome::Wait);
+        }
+        if let Some(unit) = leaving {
+            // The kubelet gives an id again only when it has given up the pod that had it.
+            self.end(&unit, EndCause::IdGivenAgain, |h| h.device_id() == Some(id));
+            if let Some(unit) = self.pool.best_clean(Some(&unit), spoken_for) {
+                return Ok(self.grant(id, &unit));
+            }
+        }
+        self.hand_over_busy(id, spoken_for)
+    }
+
+    /// The pod that has the id is still there, so this call is for another pod: it gets another unit, and the two
+    /// ids change places. Never the same unit again.
+    fn substitute_lost(
+        &mut self,
+        id: &DeviceId,
+        used: UnitId,
+        pod: PodRef,
+        spoken_for: &BTreeSet<UnitId>,
+        patience: Patience,
+    ) -> Result<UnitId, AllocateOutcome> {
+        let mut spoken_for = spoken_for.clone();
+        spoken_for.insert(used.clone());
+        let Some(unit) = self.pool.best_clean(None, &spoken_for) else {
+            if patience == Patience::Waits && self.pool.any_busy(&spoken_for) {
+                return Err(AllocateOutcome::Wait);
+            }
+            return self.hand_over_busy(id, &spoken_for);
+        };
+        self.report(Report::KubeletLostItsBook {
+            id: id.clone(),
+            pod,
+        });
+        self.swap_id(&used, id, &unit);
+        Ok(self.grant(id, &unit))
+    }
+
+    /// Lets the hold on `used` carry the id that stands for `unit`, so that `id` is free to be given with `unit`.
+    fn swap_id(&mut self, used: &UnitId, id: &DeviceId, unit: &UnitId) {
+        let Some(other) = self.pool.ledger.id_before(unit) else {
+            return;
+        };
+        for hold in self.pool.ledger.holds.get_mut(used).into_iter().flatten() {
+            match &mut hold.kind {
+                HoldKind::Granted { id: carried } | HoldKind::Bound { id: carried, .. }
+                    if carried == id =>
+                {
+                    *carried = other.clone();
+                }
+                HoldKind::Granted { .. }
+                | HoldKind::Bound { .. }
+                | HoldKind::Reserved { .. }
+                | HoldKind::Prepared { .. }
+                | HoldKind::Foreign { .. } => {}
+            }
+        }
+    }
+
+    /// The last resort: a unit on which a process of a counted pod still runs that the kubelet has given up.
+    fn hand_over_busy(
+        &mut self,
+        id: &DeviceId,
+        spoken_for: &BTreeSet<UnitId>,
+    ) -> Result<UnitId, AllocateOutcome> {
+        let own = self.pool.ledger.unit_behind(id).cloned();
+        let Some(unit) = self.pool.best_lingering(own.as_ref(), spoken_for) else {
+            return Err(AllocateOutcome::Refused(self.pool.no_free_unit(id)));
+        };
+        self.report(Report::HandedOverBusy {
+            id: id.clone(),
+            unit: unit.clone(),
+            pids: self.pool.busy(&unit).unwrap_or_default(),
+        });
+        self.pool
+            .ledger
+            .drop_holds(&unit, |hold| hold.face().is_none());
+        Ok(self.grant(id, &unit))
+    }
+
+    fn grant(&mut self, id: &DeviceId, unit: &UnitId) -> UnitId {
+        for hold in self.pool.ledger.drop_holds(unit, |_| true) {
+            if let HoldKind::Reserved { claim } = hold.kind {
+                self.report(Report::ClaimLostRace {
+                    claim,
+                    unit: unit.clone(),
+                });
+            }
+        }
+        self.report(Report::Granted {
+            id: id.clone(),
+            unit: unit.clone(),
+        });
+        if id.named_unit() != unit {
+            self.report(Report::Substituted {
+                id: id.clone(),
+                unit: unit.clone(),
+            });
+        }
+        let hold = Hold::exclusive(HoldKind::Granted { id: id.clone() }, self.now.wall);
+        self.pool.ledger.take(unit, hold);
+        self.pool
+            .seen
+            .answered
+            .insert(unit.clone(), self.now.uptime);
+        self.turn(unit, Face::Legacy);
+        unit.clone()
+    }
+}
+
+impl Pool {
+    fn carried(&self, id: &DeviceId, evidence: &Evidence, uptime: Duration) -> Carried {
+        let Some((unit, hold)) = self.ledger.carrier_of(id) else {
+            return Carried::Not;
+        };
+        let unit = unit.clone();
+        let pod = match &hold.kind {
+            HoldKind::Bound { pod, .. } => Some(pod.clone()),
+            HoldKind::Granted { .. }
+            | HoldKind::Reserved { .. }
+            | HoldKind::Prepared { .. }
+            | HoldKind::Foreign { .. } => None,
+        };
+        if pod.is_none() && !self.has_aged(&unit, uptime) && self.is_clean(&unit) {
+            return Carried::Again(unit);
+        }
+        let Some(listing) = &evidence.listing else {
+            return Carried::Unclear;
+        };
+        if let Some(name) = listing.owner_of(id) {
+            let uid = self.live_uid(name);
+            return Carried::InUse(
+                unit,
+                PodRef {
+                    name: name.clone(),
+                    uid,
+                },
+            );
+        }
+        match pod {
+            Some(pod) if self.pod_has_ended(&pod) => Carried::Ended(unit, EndCause::PodEnded),
+            Some(_) => Carried::Leaving(unit),
+            None if !self.can_be_owned(listing) => Carried::Ended(unit, EndCause::NeverUsed),
+            None => Carried::Leaving(unit),
+        }
+    }
+
+    fn live_uid(&self, name: &crate::id::PodName) -> Option<crate::id::PodUid> {
+        self.seen
+            .pods
+            .as_ref()?
+            .live(name)
+            .map(|bound| bound.uid.clone())
+    }
+
+    fn pod_has_ended(&self, pod: &PodRef) -> bool {
+        self.seen
+            .pods
+            .as_ref()
+            .is_some_and(|pods| pods.has_ended(&pod.name, pod.uid.as_ref()))
+    }
+
+    /// Whether the last answer for a granted unit is older than [`GRANT_UNSEEN`].
+    pub(crate) fn has_aged(&self, unit: &UnitId, uptime: Duration) -> bool {
+        let answered = self.seen.answered.get(unit).copied().unwrap_or_default();
+        uptime.saturating_sub(answered) >= GRANT_UNSEEN
+    }
+
+    /// Whether some live pod here may own an id that pod-resources does not show: an ordinary init container's.
+    /// Without a list of pods: yes.
+    pub(crate) fn can_be_owned(&self, listing: &crate::evidence::Listing) -> bool {
+        let Some(pods) = &self.seen.pods else {
+            return true;
+        };
+        pods.pods
+            .iter()
+            .filter(|bound| bound.phase == PodPhase::Live)
+            .any(|bound| {
+                let listed = listing
+                    .pods
+                    .iter()
+                    .find(|listed| listed.pod == bound.pod)
+                    .map_or(0, |listed| {
+                        listed
+                            .devices
+                            .iter()
+                            .map(|d| &d.id)
+                            .collect::<BTreeSet<_>>()
+                            .len()
+                    });
+                listed < usize::try_from(bound.may_own).unwrap_or(usize::MAX)
+            })
+    }
+
+    /// The best unit that nobody has and nothing runs on: the id's own, then one on the Legacy side, then one on
+    /// the Dra side, then one that is only reserved. Substitutes come from the tail of the list.
+    fn best_clean(&self, own: Option<&UnitId>, spoken_for: &BTreeSet<UnitId>) -> Option<UnitId> {
+        let usable = |unit: &UnitId| {
+            !spoken_for.contains(unit) && self.is_present(unit) && self.is_clean(unit)
+        };
+        let unheld = |unit: &UnitId| {
+            self.ledger.holds_touching(unit).next().is_none()
+                && self.allocated_to(unit).next().is_none()
+        };
+        let on = |side: Side| {
+            move |unit: &&UnitId| {
+                self.ledger
+                    .units
+                    .get(*unit)
+                    .is_some_and(|record| record.side == side)
+            }
+        };
+        let tail: Vec<&UnitId> = self
+            .ledger
+            .in_order()
+            .into_iter()
+            .rev()
+            .map(|(unit, _)| unit)
+            .filter(|unit| usable(unit))
+            .collect();
+        let own = own.filter(|unit| usable(unit));
+        own.filter(|unit| unheld(unit))
+            .or_else(|| {
+                tail.iter()
+                    .copied()
+                    .filter(on(Side::Legacy))
+                    .find(|u| unheld(u))
+            })
+            .or_else(|| {
+                tail.iter()
+                    .copied()
+                    .filter(on(Side::Dra))
+                    .find(|u| unheld(u))
+            })
+            .or_else(|| own.filter(|unit| self.is_only_reserved(unit)))
+            .or_else(|| {
+                tail.iter()
+                    .copied()
+                    .find(|unit| self.is_only_reserved(unit))
+            })
+            .cloned()
+    }
+
+    fn is_only_reserved(&self, unit: &UnitId) -> bool {
+        self.ledger
+            .holds_touching(unit)
+            .all(|(_, hold)| matches!(hold.kind, HoldKind::Reserved { .. }))
+    }
+
+    /// Whether some unit might become clean within the wait: only a process stands in the way.
+    fn any_busy(&self, spoken_for: &BTreeSet<UnitId>) -> bool {
+        self.ledger
+            .units
+            .keys()
+            .filter(|unit| !spoken_for.contains(*unit) && self.is_present(unit))
+            .any(|unit| {
+                self.is_lingering(unit) || (self.is_only_reserved(unit) && !self.is_clean(unit))
+            })
+    }
+
+    fn is_lingering(&self, unit: &UnitId) -> bool {
+        let mut holds = self.ledger.holds_touching(unit).peekable();
+        holds.peek().is_some()
+            && holds.all(|(_, hold)| {
+                matches!(
+                    hold.kind,
+                    HoldKind::Foreign {
+                        cause: ForeignCause::Lingering { .. }
+                    }
+                )
+            })
+    }
+
+    /// A unit on which only a process of a former counted pod stands in the way. Never a claim's, never a stranger's.
+    fn best_lingering(
+        &self,
+        own: Option<&UnitId>,
+        spoken_for: &BTreeSet<UnitId>,
+    ) -> Option<UnitId> {
+        let of_counted = |unit: &&UnitId| {
+            let mut holds = self.ledger.holds_touching(unit).peekable();
+            holds.peek().is_some()
+                && holds.all(|(_, hold)| {
+                    matches!(
+                        hold.kind,
+                        HoldKind::Foreign {
+                            cause: ForeignCause::Lingering {
+                                former: Former::Counted(_)
+                            }
+                        }
+                    )
+                })
+        };
+        let usable = |unit: &&UnitId| !spoken_for.contains(*unit) && self.is_present(unit);
+        let tail = self
+            .ledger
+            .in_order()
+            .into_iter()
+            .rev()
+            .map(|(unit, _)| unit);
+        own.into_iter()
+            .chain(tail)
+            .filter(usable)
+            .find(of_counted)
+            .cloned()
+    }
+
+    fn no_free_unit(&self, id: &DeviceId) -> Refusal {
+        let present = |unit: &&UnitId| self.is_present(unit);
+        let foreign = self
+            .ledger
+            .holds
+            .values()
+            .filter(|holds| holds.iter().any(|hold| hold.face().is_none()))
+            .count();
+        let lost = self
+            .ledger
+            .units
+            .keys()
+            .filter(|unit| self.ledger.holds_on(unit).is_empty() && !present(unit))
+            .count();
+        Refusal::NoFreeUnit {
+            id: id.clone(),
+            units: self.ledger.units.len(),
+            claims: self.held_through(Face::Dra),
+            counted: self.held_through(Face::Legacy),
+            unusable: foreign + lost,
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! Rule 12: which units there are. A unit once seen stays until an admin forgets it.
+
+use std::num::NonZeroU32;
+
+use crate::gpu::Gpu;
+use crate::ledger::{Side, UnitKind, UnitRecord};
+use crate::pool::{Presence, Transition};
+use crate::report::Report;
+
+/// What NVML says about the node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Inventory {
+    /// It answers, and these GPUs do too.
+    Seen(Vec<Gpu>),
+    /// It does not answer at all: no library, no driver, or a version mismatch.
+    Unavailable,
+}
+
+impl Transition {
+    /// Takes what NVML says: new GPUs join, missing ones are lost, and nobody's hold is touched.
+    pub fn observe_inventory(&mut self, inventory: Inventory) {
+        match inventory {
+            Inventory::Unavailable => {
+                self.pool.seen.presence.clear();
+            }
+            Inventory::Seen(gpus) => {
+                self.lose_all_but(&gpus);
+                for gpu in gpus {
+                    self.see(gpu);
+                }
+            }
+        }
+        self.rebalance();
+        self.settle();
+    }
+
+    fn lose_all_but(&mut self, gpus: &[Gpu]) {
+        let missing: Vec<_> = self
+            .pool
+            .ledger
+            .units
+            .keys()
+            .filter(|unit| !gpus.iter().any(|gpu| gpu.uuid == **unit))
+            .cloned()
+            .collect();
+        for unit in missing {
+            let before = self.pool.seen.presence.insert(unit.clone(), Presence::Lost);
+            if before != Some(Presence::Lost) {
+                self.report(Report::UnitLost { unit });
+            }
+        }
+    }
+
+    fn see(&mut self, gpu: Gpu) {
+        let unit = gpu.uuid.clone();
+        let before = self.pool.presence(&unit);
+        self.pool
+            .seen
+            .presence
+            .insert(unit.clone(), Presence::Present);
+        if let Some(record) = self.pool.ledger.units.get_mut(&unit) {
+            record.gpu = gpu;
+            if before == Presence::Lost {
+                self.report(Report::UnitReturned { unit });
+            }
+            return;
+        }
+        let number = self.free_number(gpu.minor);
+        self.pool.ledger.units.insert(
+            unit.clone(),
+            UnitRecord {
+                number,
+                kind: UnitKind::Gpu,
+                capacity: NonZeroU32::MIN,
+                side: Side::Legacy,
+                gpu,
+            },
+        );
+        self.report(Report::UnitAdded { unit });
+    }
+
+    /// The minor number where it is free, as NVIDIA's driver names devices; else the lowest free number.
+    fn free_number(&self, minor: u32) -> u32 {
+        let taken = |number: u32| {
+            self.pool
+                .ledger
+                .units
+                .values()
+                .any(|record| record.number == number)
+        };
+        if taken(minor) {
+            (0..=u32::MAX)
+                .find(|number| !taken(*number))
+                .unwrap_or(minor)
+        } else {
+            minor
+        }
+    }
+}

@@ -1,0 +1,327 @@
+//! The durable truth: which units exist and who has them. Everything here is written to disk before it is said.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::num::NonZeroU32;
+
+use crate::gpu::Gpu;
+use crate::hold::{Hold, HoldKind};
+use crate::id::{ClaimRef, ClaimUid, DeviceId, DeviceName, UnitId};
+use crate::settings::Face;
+
+/// The side on which a unit is offered while it is free.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Side {
+    /// To counted requests: healthy id, tainted device.
+    Legacy,
+    /// To claims: unhealthy id, untainted device.
+    Dra,
+}
+
+impl Side {
+    /// The side of a face.
+    #[must_use]
+    pub fn of(face: Face) -> Self {
+        match face {
+            Face::Legacy => Self::Legacy,
+            Face::Dra => Self::Dra,
+        }
+    }
+}
+
+/// What kind of hardware a unit is, and with which other units it overlaps.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum UnitKind {
+    /// A whole GPU.
+    Gpu,
+    /// A MIG instance of the GPU named.
+    Mig {
+        /// The GPU that it is a part of.
+        parent: UnitId,
+    },
+}
+
+/// A unit that the node has, or had and nobody has forgotten yet (rule 12).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UnitRecord {
+    /// The number in the device's name and its place in every list. Bound to the UUID for good.
+    pub number: u32,
+    /// Hardware kind.
+    pub kind: UnitKind,
+    /// Equal shares of the unit; 1 is an exclusive unit.
+    pub capacity: NonZeroU32,
+    /// Where it is offered while free.
+    pub side: Side,
+    /// The last description that NVML gave.
+    pub gpu: Gpu,
+}
+
+impl UnitRecord {
+    /// The name in the ResourceSlice.
+    ///
+    /// # Panics
+    /// Never: `gpu-` and a number are a DNS label.
+    #[must_use]
+    pub fn device_name(&self) -> DeviceName {
+        DeviceName::new(format!("gpu-{}", self.number)).expect("'gpu-N' is a DNS label")
+    }
+}
+
+/// In which role a claim has a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Access {
+    /// The claim holds the unit.
+    Owner,
+    /// `adminAccess`: it looks on, owns nothing and blocks nobody.
+    Admin,
+}
+
+/// One device of a prepared claim.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PreparedDevice {
+    /// The requests of the claim that it answers, without sub-request names.
+    pub requests: Vec<String>,
+    /// The pool in the allocation result.
+    pub pool: String,
+    /// The device name in the allocation result.
+    pub device: DeviceName,
+    /// The unit behind the name.
+    pub unit: UnitId,
+    /// Owner or onlooker.
+    pub access: Access,
+}
+
+/// What was answered to `NodePrepareResources`; the same answer is given again.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Preparation {
+    /// The claim.
+    pub claim: ClaimRef,
+    /// Its devices, in the order of the allocation.
+    pub devices: Vec<PreparedDevice>,
+}
+
+/// Units, holds and prepared claims of one node.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Ledger {
+    /// Grows by one with every saved change.
+    pub generation: u64,
+    /// Every unit that the node has or had.
+    pub units: BTreeMap<UnitId, UnitRecord>,
+    /// Holds by unit. A unit without an entry is free; no entry is ever empty.
+    pub holds: BTreeMap<UnitId, Vec<Hold>>,
+    /// Answers given to `NodePrepareResources`.
+    pub prepared: BTreeMap<ClaimUid, Preparation>,
+}
+
+impl Ledger {
+    /// All units in the order of their numbers: the order of every list that leaves the daemon.
+    #[must_use]
+    pub fn in_order(&self) -> Vec<(&UnitId, &UnitRecord)> {
+        let mut units: Vec<_> = self.units.iter().collect();
+        units.sort_by_key(|(_, record)| record.number);
+        units
+    }
+
+    /// The holds on a unit; empty if it is free or unknown.
+    #[must_use]
+    pub fn holds_on(&self, unit: &UnitId) -> &[Hold] {
+        self.holds.get(unit).map_or(&[], Vec::as_slice)
+    }
+
+    /// The unit of a device name.
+    #[must_use]
+    pub fn unit_named(&self, name: &DeviceName) -> Option<&UnitId> {
+        self.units
+            .iter()
+            .find(|(_, record)| record.device_name() == *name)
+            .map(|(unit, _)| unit)
+    }
+
+    /// Units that share hardware with this one, itself left out: a MIG instance and its parent GPU.
+    #[must_use]
+    pub fn overlapping(&self, unit: &UnitId) -> Vec<&UnitId> {
+        let parent_of = |id: &UnitId| match self.units.get(id).map(|record| &record.kind) {
+            Some(UnitKind::Mig { parent }) => Some(parent.clone()),
+            Some(UnitKind::Gpu) | None => None,
+        };
+        let parent = parent_of(unit);
+        self.units
+            .keys()
+            .filter(|other| *other != unit)
+            .filter(|other| {
+                parent.as_ref() == Some(*other) || parent_of(other).as_ref() == Some(unit)
+            })
+            .collect()
+    }
+
+    /// The holds on a unit and on all that overlaps it, `Foreign` ones included.
+    pub fn holds_touching<'a>(
+        &'a self,
+        unit: &UnitId,
+    ) -> impl Iterator<Item = (&'a UnitId, &'a Hold)> {
+        let mut units = self.overlapping(unit);
+        if let Some((own, _)) = self.units.get_key_value(unit) {
+            units.insert(0, own);
+        }
+        units
+            .into_iter()
+            .flat_map(|unit| self.holds_on(unit).iter().map(move |hold| (unit, hold)))
+    }
+
+    /// The legacy hold that carries an id, and its unit.
+    #[must_use]
+    pub fn carrier_of(&self, id: &DeviceId) -> Option<(&UnitId, &Hold)> {
+        self.holds.iter().find_map(|(unit, holds)| {
+            holds
+                .iter()
+                .find(|hold| hold.device_id() == Some(id))
+                .map(|hold| (unit, hold))
+        })
+    }
+
+    /// The unit that stands behind a kubelet id now (rule 4: ids and units are a bijection).
+    ///
+    /// A legacy hold that carries the id decides. For the other ids the substitutions are followed back: when Y
+    /// was given for X, the id of Y stands for the unit of X until that hold ends.
+    #[must_use]
+    pub fn unit_behind(&self, id: &DeviceId) -> Option<&UnitId> {
+        if let Some((unit, _)) = self.carrier_of(id) {
+            return Some(unit);
+        }
+        let (mut unit, _) = self.units.get_key_value(id.named_unit())?;
+        // Each step leaves a unit that a legacy hold carries under another id; there are at most as many
+        // steps as units, because the ids carried are all different.
+        for _ in 0..=self.units.len() {
+            let carried = self.holds_on(unit).iter().find_map(|hold| hold.device_id());
+            match carried {
+                None => return Some(unit),
+                Some(other) => (unit, _) = self.units.get_key_value(other.named_unit())?,
+            }
+        }
+        None
+    }
+
+    /// The id that stands for a unit now: the inverse of [`unit_behind`](Self::unit_behind).
+    #[must_use]
+    pub fn id_before(&self, unit: &UnitId) -> Option<DeviceId> {
+        if let Some(id) = self.holds_on(unit).iter().find_map(Hold::device_id) {
+            return Some(id.clone());
+        }
+        self.units
+            .keys()
+            .map(|named| DeviceId::of_unit(named.clone()))
+            .find(|id| self.unit_behind(id) == Some(unit))
+    }
+
+    /// Units held by a counted pod under an id that names another unit.
+    #[must_use]
+    pub fn substitutions(&self) -> Vec<(&DeviceId, &UnitId)> {
+        self.holds
+            .iter()
+            .flat_map(|(unit, holds)| holds.iter().map(move |hold| (unit, hold)))
+            .filter_map(|(unit, hold)| hold.device_id().map(|id| (id, unit)))
+            .filter(|(id, unit)| id.named_unit() != *unit)
+            .collect()
+    }
+
+    /// Adds a hold.
+    pub(crate) fn take(&mut self, unit: &UnitId, hold: Hold) {
+        self.holds.entry(unit.clone()).or_default().push(hold);
+    }
+
+    /// Drops the holds of a unit that `which` picks, and returns them.
+    pub(crate) fn drop_holds(&mut self, unit: &UnitId, which: impl Fn(&Hold) -> bool) -> Vec<Hold> {
+        let Some(holds) = self.holds.get_mut(unit) else {
+            return Vec::new();
+        };
+        let (dropped, kept): (Vec<_>, Vec<_>) = holds.drain(..).partition(which);
+        if kept.is_empty() {
+            self.holds.remove(unit);
+        } else {
+            *holds = kept;
+        }
+        dropped
+    }
+
+    /// The rules that hold whatever happens. A breach is a bug, found here before it reaches the disk.
+    ///
+    /// # Errors
+    /// The first rule broken, in words.
+    pub fn check(&self) -> Result<(), String> {
+        let mut ids = BTreeSet::new();
+        let mut numbers = BTreeSet::new();
+        for (unit, record) in &self.units {
+            if !numbers.insert(record.number) {
+                return Err(format!("two units have the number {}", record.number));
+            }
+            self.check_capacity(unit, record)?;
+        }
+        for (unit, holds) in &self.holds {
+            if !self.units.contains_key(unit) {
+                return Err(format!("{unit} is held but not a unit of this node"));
+            }
+            if holds.is_empty() {
+                return Err(format!("{unit} has an empty list of holds"));
+            }
+            for hold in holds {
+                if let Some(id) = hold.device_id()
+                    && !ids.insert(id)
+                {
+                    return Err(format!("two holds carry the id {id}"));
+                }
+                if let HoldKind::Prepared { claim } = &hold.kind
+                    && !self.owns(&claim.uid, unit)
+                {
+                    return Err(format!(
+                        "{unit} is prepared for {claim} without an answer kept"
+                    ));
+                }
+            }
+        }
+        for preparation in self.prepared.values() {
+            for device in &preparation.devices {
+                let held = |hold: &Hold| {
+                    matches!(hold.kind, HoldKind::Prepared { .. })
+                        && hold.is_of_claim(&preparation.claim.uid)
+                };
+                if device.access == Access::Owner && !self.holds_on(&device.unit).iter().any(held) {
+                    return Err(format!(
+                        "claim {} was answered with {}, which it does not hold",
+                        preparation.claim, device.unit
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn owns(&self, claim: &ClaimUid, unit: &UnitId) -> bool {
+        self.prepared.get(claim).is_some_and(|preparation| {
+            preparation
+                .devices
+                .iter()
+                .any(|device| device.unit == *unit && device.access == Access::Owner)
+        })
+    }
+
+    fn check_capacity(&self, unit: &UnitId, record: &UnitRecord) -> Result<(), String> {
+        let own: u64 = self
+            .holds_on(unit)
+            .iter()
+            .map(|hold| u64::from(hold.shares.get()))
+            .sum();
+        let all: u64 = self
+            .holds_touching(unit)
+            .map(|(_, hold)| u64::from(hold.shares.get()))
+            .sum();
+        if own > u64::from(record.capacity.get()) {
+            return Err(format!(
+                "{unit} has {own} shares held of {}",
+                record.capacity
+            ));
+        }
+        if own > 0 && all > own {
+            return Err(format!("{unit} is held, and so is a unit that overlaps it"));
+        }
+        Ok(())
+    }
+}

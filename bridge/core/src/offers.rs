@@ -1,0 +1,221 @@
+//! What each face shows now: a function of the pool, and of nothing else.
+
+use crate::gpu::Gpu;
+use crate::hold::Hold;
+use crate::id::{ClaimRef, ClaimUid, DeviceId, DeviceName, UnitId};
+use crate::ledger::Side;
+use crate::pool::{Pool, Presence, Standing};
+use crate::settings::Face;
+
+/// What the kubelet hears about an id (`Device.health`, kubelet `deviceplugin/v1beta1/api.proto`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Health {
+    /// It may be given out, or a counted pod has it.
+    Healthy,
+    /// It must not be given out.
+    Unhealthy,
+}
+
+/// Why a device in the slice is tainted `NoSchedule`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum TaintReason {
+    /// It is on the side of counted pods, free or held by one.
+    Counted,
+    /// A process of no known holder, or of a former one, runs on it.
+    Foreign,
+    /// The GPU does not answer.
+    Lost,
+    /// The claim that has it prepared is deallocated, or nobody uses it any more.
+    Unpreparing,
+    /// The mode or a limit closes the face, or the daemon does not serve yet.
+    Closed,
+}
+
+impl TaintReason {
+    /// The value of the taint.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Counted => "Counted",
+            Self::Foreign => "Foreign",
+            Self::Lost => "Lost",
+            Self::Unpreparing => "Unpreparing",
+            Self::Closed => "Closed",
+        }
+    }
+}
+
+/// One line of `ListAndWatch`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CountedOffer {
+    /// The kubelet's id.
+    pub id: DeviceId,
+    /// The unit behind it now.
+    pub unit: UnitId,
+    /// May it be given out?
+    pub health: Health,
+    /// NUMA node of the unit, for the kubelet's Topology Manager.
+    pub numa_node: Option<u32>,
+    /// Free and on offer: what `GetPreferredAllocation` picks from, last first.
+    pub free: bool,
+}
+
+/// One device of the ResourceSlice.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClaimOffer {
+    /// Its name.
+    pub device: DeviceName,
+    /// What it is.
+    pub gpu: Gpu,
+    /// Why no new claim may get it; `None`: on offer, or held by a claim.
+    pub taint: Option<TaintReason>,
+    /// Free and on offer: where a server drops taints, a device that is neither this nor held by a claim is left out.
+    pub held_by_claim: bool,
+}
+
+/// What both faces show.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Offers {
+    /// All ids, always, in the order of the device numbers.
+    pub counted: Vec<CountedOffer>,
+    /// All devices, in the same order; `None`: no slice at all, because the face is closed and nothing holds it.
+    pub claims: Option<Vec<ClaimOffer>>,
+}
+
+impl Pool {
+    /// What both faces show now.
+    #[must_use]
+    pub fn offers(&self) -> Offers {
+        Offers {
+            counted: self.counted_offers(),
+            claims: self.claim_offers(),
+        }
+    }
+
+    fn counted_offers(&self) -> Vec<CountedOffer> {
+        let on_offer = self.on_offer(Face::Legacy);
+        self.ledger
+            .in_order()
+            .into_iter()
+            .map(|(named, _)| DeviceId::of_unit(named.clone()))
+            .filter_map(|id| {
+                let unit = self.ledger.unit_behind(&id)?;
+                let record = self.ledger.units.get(unit)?;
+                let free = on_offer.contains(&unit);
+                let healthy = free || self.keeps_healthy(&id, unit);
+                Some(CountedOffer {
+                    unit: unit.clone(),
+                    health: if healthy {
+                        Health::Healthy
+                    } else {
+                        Health::Unhealthy
+                    },
+                    numa_node: record.gpu.numa_node,
+                    free,
+                    id,
+                })
+            })
+            .collect()
+    }
+
+    /// What the kubelet has allocated is never hidden from it, or it fails the pod when it starts anew.
+    fn keeps_healthy(&self, id: &DeviceId, unit: &UnitId) -> bool {
+        let carried = self.ledger.carrier_of(id).is_some() && self.presence(unit) != Presence::Lost;
+        let known = self.standing != Standing::Serving && self.seen.kubelet_ids.contains(id);
+        carried || known
+    }
+
+    fn claim_offers(&self) -> Option<Vec<ClaimOffer>> {
+        let closed = !self.settings.mode.opens(Face::Dra);
+        let used = self.held_through(Face::Dra) > 0 || !self.ledger.prepared.is_empty();
+        if closed && !used && self.standing == Standing::Serving {
+            return None;
+        }
+        let on_offer = self.on_offer(Face::Dra);
+        let offers = self
+            .ledger
+            .in_order()
+            .into_iter()
+            .map(|(unit, record)| ClaimOffer {
+                device: record.device_name(),
+                gpu: record.gpu.clone(),
+                taint: self.taint(unit, record.side, on_offer.contains(&unit)),
+                held_by_claim: self.claim_on(unit).is_some(),
+            })
+            .collect();
+        Some(offers)
+    }
+
+    fn claim_on(&self, unit: &UnitId) -> Option<&ClaimRef> {
+        self.ledger.holds_on(unit).iter().find_map(Hold::claim)
+    }
+
+    fn taint(&self, unit: &UnitId, side: Side, on_offer: bool) -> Option<TaintReason> {
+        if self.standing != Standing::Serving {
+            return Some(TaintReason::Closed);
+        }
+        if self.presence(unit) != Presence::Present {
+            return Some(TaintReason::Lost);
+        }
+        if let Some(claim) = self.claim_on(unit) {
+            let in_use = self.is_in_use(&claim.uid, unit);
+            return (!in_use).then_some(TaintReason::Unpreparing);
+        }
+        if let Some((_, hold)) = self.ledger.holds_touching(unit).next() {
+            return Some(match hold.face() {
+                Some(Face::Legacy) => TaintReason::Counted,
+                Some(Face::Dra) => TaintReason::Closed,
+                None => TaintReason::Foreign,
+            });
+        }
+        match (on_offer, side) {
+            (true, _) => None,
+            (false, Side::Legacy) => Some(TaintReason::Counted),
+            (false, Side::Dra) => Some(TaintReason::Closed),
+        }
+    }
+
+    /// Whether the claim is still allocated to the unit and somebody may use it; yes while the API can't be asked.
+    fn is_in_use(&self, claim: &ClaimUid, unit: &UnitId) -> bool {
+        let Some(claims) = &self.seen.claims else {
+            return true;
+        };
+        claims
+            .claims
+            .iter()
+            .find(|allocated| allocated.claim.uid == *claim)
+            .is_some_and(|allocated| {
+                !allocated.reserved_for.is_empty() && self.is_allocated(claim, unit) == Some(true)
+            })
+    }
+}
+
+impl Offers {
+    /// Picks for `GetPreferredAllocation`: what must be in, then free ids from the tail of the list, then whatever
+    /// else is available. Deterministic, and never an error: an error here fails the pod for good.
+    #[must_use]
+    pub fn preferred(
+        &self,
+        available: &[String],
+        must_include: &[String],
+        size: usize,
+    ) -> Vec<String> {
+        let place = |id: &String| {
+            self.counted
+                .iter()
+                .position(|offer| offer.id.to_string() == *id)
+        };
+        let free = |id: &String| place(id).is_some_and(|place| self.counted[place].free);
+        let mut rest: Vec<&String> = available
+            .iter()
+            .filter(|id| !must_include.contains(id))
+            .collect();
+        rest.sort_by_key(|id| (!free(id), std::cmp::Reverse(place(id)), (*id).clone()));
+        must_include
+            .iter()
+            .chain(rest)
+            .take(size)
+            .cloned()
+            .collect()
+    }
+}

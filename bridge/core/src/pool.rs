@@ -1,0 +1,380 @@
+//! The pool: inventory, ledger, sides, mode and limits, and the only way to change them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use crate::evidence::{Claims, Listing, Moment, Pods, Processes, UnitProcesses};
+use crate::hold::{ForeignCause, Former, Hold, HoldKind};
+use crate::id::{ClaimRef, ClaimUid, DeviceId, UnitId};
+use crate::ledger::{Access, Ledger, Side};
+use crate::report::{EndCause, Report};
+use crate::settings::{Face, Settings};
+
+/// Whether the pool gives anything out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Standing {
+    /// It does.
+    Serving,
+    /// The ledger was missing; what runs here must be found out first (rule 11).
+    WaitingForAdoption,
+    /// The ledger is there and can't be read; an admin must act.
+    LedgerUnreadable,
+}
+
+/// Whether NVML sees a unit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Presence {
+    /// It has not said anything since the start, or does not answer at all.
+    Unknown,
+    /// It does.
+    Present,
+    /// It did once, and does not now.
+    Lost,
+}
+
+/// What was seen, kept in memory only: all of it comes back after a restart.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct Seen {
+    pub(crate) presence: BTreeMap<UnitId, Presence>,
+    pub(crate) listing: Option<Listing>,
+    pub(crate) pods: Option<Pods>,
+    pub(crate) claims: Option<Claims>,
+    pub(crate) processes: Processes,
+    /// Uptime of the last `Allocate` answer for a granted unit; units granted before the start count from it.
+    pub(crate) answered: BTreeMap<UnitId, Duration>,
+    /// Listings in a row without the pod of a bound unit.
+    pub(crate) unlisted: BTreeMap<UnitId, u32>,
+    /// Observations in a row of a process on a free unit.
+    pub(crate) suspects: BTreeMap<UnitId, u32>,
+    /// Since when a prepared claim has had no cause to be.
+    pub(crate) causeless: BTreeMap<ClaimUid, Duration>,
+    /// Ids that the kubelet's checkpoint names, while adoption is waited for.
+    pub(crate) kubelet_ids: BTreeSet<DeviceId>,
+    /// Ids already reported as listed without a hold.
+    pub(crate) strangers: BTreeSet<DeviceId>,
+}
+
+/// All units of a node, who has them, and what is offered. Changed only through a [`Transition`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pool {
+    pub(crate) ledger: Ledger,
+    pub(crate) settings: Settings,
+    pub(crate) standing: Standing,
+    pub(crate) seen: Seen,
+}
+
+/// A planned change of the pool: made on a private copy, so that nothing is changed before it is saved.
+#[must_use = "a transition changes nothing until it is saved and committed"]
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Transition {
+    base: u64,
+    before: Ledger,
+    pub(crate) pool: Pool,
+    pub(crate) now: Moment,
+    pub(crate) reports: Vec<Report>,
+}
+
+impl Pool {
+    /// A pool whose ledger was read from disk.
+    #[must_use]
+    pub fn restored(ledger: Ledger, settings: Settings) -> Self {
+        Self::new(ledger, settings, Standing::Serving)
+    }
+
+    /// A pool without a ledger: it gives nothing out until [`Transition::adopt`].
+    #[must_use]
+    pub fn waiting(settings: Settings) -> Self {
+        Self::new(Ledger::default(), settings, Standing::WaitingForAdoption)
+    }
+
+    /// A pool whose ledger can't be read: it gives nothing out until an admin has acted and it is started again.
+    #[must_use]
+    pub fn unreadable(settings: Settings) -> Self {
+        Self::new(Ledger::default(), settings, Standing::LedgerUnreadable)
+    }
+
+    fn new(ledger: Ledger, settings: Settings, standing: Standing) -> Self {
+        Self {
+            ledger,
+            settings,
+            standing,
+            seen: Seen::default(),
+        }
+    }
+
+    /// Starts a transition with what NVML says about processes now.
+    pub fn begin(&self, now: Moment, processes: Processes) -> Transition {
+        let mut pool = self.clone();
+        pool.seen.processes = processes;
+        Transition {
+            base: self.ledger.generation,
+            before: self.ledger.clone(),
+            pool,
+            now,
+            reports: Vec::new(),
+        }
+    }
+
+    /// Puts a transition in force, after its ledger was saved. Returns what it did.
+    ///
+    /// # Panics
+    /// The transition was begun on another state of the ledger, or breaks a rule of it: both are bugs, and going
+    /// on would double-book.
+    pub fn commit(&mut self, transition: Transition) -> Vec<Report> {
+        assert_eq!(
+            transition.base, self.ledger.generation,
+            "a transition is committed to the pool that it was begun on"
+        );
+        if let Err(breach) = transition.pool.ledger.check() {
+            panic!("the ledger's rules are broken: {breach}");
+        }
+        *self = transition.pool;
+        transition.reports
+    }
+
+    /// The durable part.
+    #[must_use]
+    pub fn ledger(&self) -> &Ledger {
+        &self.ledger
+    }
+
+    /// The settings in force.
+    #[must_use]
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// Whether it gives anything out.
+    #[must_use]
+    pub fn standing(&self) -> Standing {
+        self.standing
+    }
+
+    /// Whether NVML sees a unit.
+    #[must_use]
+    pub fn is_present(&self, unit: &UnitId) -> bool {
+        self.presence(unit) == Presence::Present
+    }
+
+    pub(crate) fn presence(&self, unit: &UnitId) -> Presence {
+        *self.seen.presence.get(unit).unwrap_or(&Presence::Unknown)
+    }
+
+    /// The claims that own the unit by their allocation in the API, as far as the watch has shown.
+    pub(crate) fn allocated_to<'a>(&'a self, unit: &UnitId) -> impl Iterator<Item = &'a ClaimRef> {
+        let name = self
+            .ledger
+            .units
+            .get(unit)
+            .map(crate::ledger::UnitRecord::device_name);
+        self.seen
+            .claims
+            .iter()
+            .flat_map(|claims| &claims.claims)
+            .filter(move |allocated| {
+                allocated.devices.iter().any(|device| {
+                    Some(&device.device) == name.as_ref() && device.access == Access::Owner
+                })
+            })
+            .map(|allocated| &allocated.claim)
+    }
+
+    /// Whether the API shows this claim as allocated to the unit; `None` while it can't be asked.
+    pub(crate) fn is_allocated(&self, claim: &ClaimUid, unit: &UnitId) -> Option<bool> {
+        self.seen.claims.as_ref()?;
+        Some(self.allocated_to(unit).any(|other| other.uid == *claim))
+    }
+
+    /// Host PIDs of processes that keep the unit from changing hands; `None` where NVML does not say.
+    ///
+    /// Processes of pods that look on through `adminAccess` don't count.
+    pub(crate) fn busy(&self, unit: &UnitId) -> Option<Vec<u32>> {
+        match self.seen.processes.on(unit) {
+            UnitProcesses::Unknown => None,
+            UnitProcesses::Known(processes) => Some(
+                processes
+                    .iter()
+                    .filter(|process| {
+                        !process
+                            .pod
+                            .as_ref()
+                            .is_some_and(|pod| self.looks_on(pod, unit))
+                    })
+                    .map(|process| process.pid)
+                    .collect(),
+            ),
+        }
+    }
+
+    fn looks_on(&self, pod: &crate::id::PodUid, unit: &UnitId) -> bool {
+        let Some(record) = self.ledger.units.get(unit) else {
+            return false;
+        };
+        let name = record.device_name();
+        let claims = self.seen.claims.iter().flat_map(|claims| &claims.claims);
+        let mut onlooker = false;
+        for allocated in claims.filter(|allocated| allocated.reserved_for.contains(pod)) {
+            for device in allocated
+                .devices
+                .iter()
+                .filter(|device| device.device == name)
+            {
+                match device.access {
+                    Access::Owner => return false,
+                    Access::Admin => onlooker = true,
+                }
+            }
+        }
+        onlooker
+    }
+
+    pub(crate) fn is_clean(&self, unit: &UnitId) -> bool {
+        self.busy(unit).is_some_and(|pids| pids.is_empty())
+    }
+
+    /// Units asked for by counted pods that are bound here and whose `Allocate` is still to come.
+    pub(crate) fn counted_in_flight(&self) -> u32 {
+        let (Some(pods), Some(listing)) = (&self.seen.pods, &self.seen.listing) else {
+            return 0;
+        };
+        pods.pods
+            .iter()
+            .filter(|bound| bound.phase == crate::evidence::PodPhase::Live)
+            .filter(|bound| !bound.started && !listing.counts(&bound.pod))
+            .map(|bound| bound.may_own)
+            .sum()
+    }
+
+    /// The free units of a side that its face may show now, in order: present, unheld, and within mode and limit.
+    pub(crate) fn on_offer(&self, face: Face) -> Vec<&UnitId> {
+        if self.standing != Standing::Serving || !self.settings.mode.opens(face) {
+            return Vec::new();
+        }
+        let mut free: Vec<&UnitId> = self
+            .ledger
+            .in_order()
+            .into_iter()
+            .filter(|(_, record)| record.side == Side::of(face))
+            .map(|(unit, _)| unit)
+            .filter(|unit| self.is_present(unit) && self.is_free_for(unit, face))
+            .collect();
+        let held = self.held_through(face);
+        let limit = match face {
+            Face::Legacy => self.settings.limits.legacy,
+            Face::Dra => self.settings.limits.dra,
+        };
+        if let Some(limit) = limit {
+            let room = usize::try_from(limit)
+                .unwrap_or(usize::MAX)
+                .saturating_sub(held);
+            // Counted picks come from the tail of the list and claims from its head: each keeps its own end.
+            match face {
+                Face::Legacy => drop(free.drain(..free.len().saturating_sub(room))),
+                Face::Dra => free.truncate(room),
+            }
+        }
+        free
+    }
+
+    /// Free, or for the counted side only reserved: nothing of that claim runs, and it yields (rule 4).
+    fn is_free_for(&self, unit: &UnitId, face: Face) -> bool {
+        self.ledger
+            .holds_touching(unit)
+            .all(|(_, hold)| match hold.kind {
+                HoldKind::Reserved { .. } => face == Face::Legacy,
+                HoldKind::Granted { .. }
+                | HoldKind::Bound { .. }
+                | HoldKind::Prepared { .. }
+                | HoldKind::Foreign { .. } => false,
+            })
+    }
+
+    pub(crate) fn held_through(&self, face: Face) -> usize {
+        self.ledger
+            .holds
+            .values()
+            .filter(|holds| holds.iter().any(|hold| hold.face() == Some(face)))
+            .count()
+    }
+}
+
+impl Transition {
+    /// The ledger as it must be saved before the commit; `None` if nothing durable has changed.
+    pub fn ledger_to_save(&mut self) -> Option<&Ledger> {
+        self.pool.ledger.generation = self.base;
+        if self.pool.ledger == self.before {
+            return None;
+        }
+        self.pool.ledger.generation = self.base + 1;
+        Some(&self.pool.ledger)
+    }
+
+    /// The pool as this transition leaves it: what to answer and to publish once it is committed.
+    #[must_use]
+    pub fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    /// Takes new settings. They open and close offers, and touch no hold (rule 9).
+    pub fn configure(&mut self, settings: Settings) {
+        self.pool.settings = settings;
+        self.rebalance();
+    }
+
+    pub(crate) fn report(&mut self, report: Report) {
+        self.reports.push(report);
+    }
+
+    /// Ends the holds of a unit that `which` picks, for a named cause. A unit on which a process is still seen, or
+    /// for which NVML does not say, goes to nobody (rule 8); one that an allocation names is reserved at once.
+    pub(crate) fn end(&mut self, unit: &UnitId, cause: EndCause, which: impl Fn(&Hold) -> bool) {
+        let ended = self.pool.ledger.drop_holds(unit, which);
+        self.pool.seen.answered.remove(unit);
+        self.pool.seen.unlisted.remove(unit);
+        for hold in ended {
+            let former = match hold.kind {
+                HoldKind::Granted { .. } => Some(Former::Counted(None)),
+                HoldKind::Bound { pod, .. } => Some(Former::Counted(Some(pod))),
+                // A reserved unit may have been prepared before: what is left running on it counts too.
+                HoldKind::Prepared { claim } | HoldKind::Reserved { claim } => {
+                    Some(Former::Claim(claim))
+                }
+                HoldKind::Foreign { .. } => None,
+            };
+            self.report(Report::Ended {
+                unit: unit.clone(),
+                cause,
+            });
+            if let Some(former) = former
+                && !self.pool.is_clean(unit)
+            {
+                self.report(Report::Lingering {
+                    unit: unit.clone(),
+                    former: former.clone(),
+                });
+                let kind = HoldKind::Foreign {
+                    cause: ForeignCause::Lingering { former },
+                };
+                let hold = Hold::exclusive(kind, self.now.wall);
+                self.pool.ledger.take(unit, hold);
+            }
+        }
+        self.reserve(unit);
+    }
+
+    /// Reserves a free unit for the claim whose allocation names it.
+    pub(crate) fn reserve(&mut self, unit: &UnitId) {
+        if self.pool.ledger.holds_touching(unit).next().is_some() {
+            return;
+        }
+        let Some(claim) = self.pool.allocated_to(unit).next().cloned() else {
+            return;
+        };
+        self.report(Report::Reserved {
+            unit: unit.clone(),
+            claim: claim.clone(),
+        });
+        let hold = Hold::exclusive(HoldKind::Reserved { claim }, self.now.wall);
+        self.pool.ledger.take(unit, hold);
+    }
+}

@@ -1,0 +1,302 @@
+//! Rule 6: `NodePrepareResources` and its counterpart. A refusal is safe but slow, so the caller waits first.
+
+use std::time::Duration;
+
+use crate::hold::{Hold, HoldKind};
+use crate::id::{ClaimRef, ClaimUid, DeviceName, UnitId};
+use crate::ledger::{Access, Preparation, PreparedDevice, Side};
+use crate::pool::{Pool, Standing, Transition};
+use crate::refusal::{HolderKind, Refusal};
+use crate::report::{EndCause, Report};
+use crate::settings::Face;
+
+/// A claim as read from the API for one Prepare call: UID checked, allocated, our driver's and our pool's results.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PrepareRequest {
+    /// The claim.
+    pub claim: ClaimRef,
+    /// The devices of our pool that were allocated to it.
+    pub devices: Vec<ClaimedDevice>,
+    /// Uptime at which the call arrived.
+    pub arrived: Duration,
+}
+
+/// One device of a [`PrepareRequest`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClaimedDevice {
+    /// The requests of the claim that it answers, without sub-request names.
+    pub requests: Vec<String>,
+    /// The pool in the allocation result.
+    pub pool: String,
+    /// The device name in the allocation result.
+    pub device: DeviceName,
+    /// Owner or onlooker.
+    pub access: Access,
+}
+
+/// What became of a [`PrepareRequest`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PrepareOutcome {
+    /// The claim has its units.
+    Prepared(Preparation),
+    /// Not now, but what stands in the way may go: ask again, and refuse with this when the time is up.
+    Wait(Refusal),
+    /// No.
+    Refused(Refusal),
+}
+
+impl Transition {
+    /// Gives a claim the units that it was allocated, all of them or none.
+    pub fn prepare(&mut self, request: &PrepareRequest) -> PrepareOutcome {
+        match self.pool.standing {
+            Standing::Serving => {}
+            Standing::WaitingForAdoption => {
+                return PrepareOutcome::Refused(Refusal::WaitingForAdoption);
+            }
+            Standing::LedgerUnreadable => {
+                return PrepareOutcome::Refused(Refusal::LedgerUnreadable);
+            }
+        }
+        let devices = match self.pool.resolve(request) {
+            Ok(devices) => devices,
+            Err(refusal) => return PrepareOutcome::Refused(refusal),
+        };
+        for device in devices
+            .iter()
+            .filter(|device| device.access == Access::Owner)
+        {
+            if let Err(outcome) = self.pool.may_prepare(request, device) {
+                return outcome;
+            }
+        }
+        PrepareOutcome::Prepared(self.put_prepared(&request.claim, devices))
+    }
+
+    fn put_prepared(&mut self, claim: &ClaimRef, devices: Vec<PreparedDevice>) -> Preparation {
+        let owned: Vec<UnitId> = devices
+            .iter()
+            .filter(|device| device.access == Access::Owner)
+            .map(|device| device.unit.clone())
+            .collect();
+        let preparation = Preparation {
+            claim: claim.clone(),
+            devices,
+        };
+        let before = self
+            .pool
+            .ledger
+            .prepared
+            .insert(claim.uid.clone(), preparation.clone());
+        self.pool.seen.causeless.remove(&claim.uid);
+        for unit in self.pool.units_of(&claim.uid) {
+            if !owned.contains(&unit) {
+                self.end(&unit, EndCause::ClaimEnded, |hold| {
+                    hold.is_of_claim(&claim.uid)
+                });
+            }
+        }
+        for unit in &owned {
+            let already = |hold: &Hold| {
+                matches!(hold.kind, HoldKind::Prepared { .. }) && hold.is_of_claim(&claim.uid)
+            };
+            if self.pool.ledger.holds_on(unit).iter().any(already) {
+                continue;
+            }
+            self.pool
+                .ledger
+                .drop_holds(unit, |hold| hold.is_of_claim(&claim.uid));
+            let kind = HoldKind::Prepared {
+                claim: claim.clone(),
+            };
+            self.pool
+                .ledger
+                .take(unit, Hold::exclusive(kind, self.now.wall));
+            self.turn(unit, Face::Dra);
+        }
+        if before.as_ref() != Some(&preparation) {
+            self.report(Report::Prepared {
+                claim: claim.clone(),
+                units: owned,
+            });
+        }
+        preparation
+    }
+
+    /// `NodeUnprepareResources`: the claim gives back what was prepared. An unknown claim has nothing to give.
+    ///
+    /// While the API shows the claim still allocated to a unit, or can't be asked, the unit stays reserved for it.
+    pub fn unprepare(&mut self, claim: &ClaimUid) {
+        self.release_claim(claim, EndCause::Unprepared);
+        self.rebalance();
+    }
+
+    pub(crate) fn release_claim(&mut self, claim: &ClaimUid, cause: EndCause) {
+        let prepared = self.pool.ledger.prepared.remove(claim);
+        self.pool.seen.causeless.remove(claim);
+        let Some(prepared) = prepared else { return };
+        for device in prepared
+            .devices
+            .iter()
+            .filter(|device| device.access == Access::Owner)
+        {
+            let unit = &device.unit;
+            let ours = |hold: &Hold| {
+                matches!(hold.kind, HoldKind::Prepared { .. }) && hold.is_of_claim(claim)
+            };
+            if self.pool.is_allocated(claim, unit).unwrap_or(true) {
+                for hold in self.pool.ledger.drop_holds(unit, ours) {
+                    let reserved = HoldKind::Reserved {
+                        claim: prepared.claim.clone(),
+                    };
+                    self.report(Report::Ended {
+                        unit: unit.clone(),
+                        cause,
+                    });
+                    self.pool
+                        .ledger
+                        .take(unit, Hold::exclusive(reserved, hold.since));
+                }
+            } else {
+                self.end(unit, cause, ours);
+            }
+        }
+    }
+}
+
+impl Pool {
+    fn resolve(&self, request: &PrepareRequest) -> Result<Vec<PreparedDevice>, Refusal> {
+        request
+            .devices
+            .iter()
+            .map(|device| {
+                let unit = self.ledger.unit_named(&device.device).ok_or_else(|| {
+                    Refusal::UnknownDevice {
+                        claim: request.claim.clone(),
+                        device: device.device.clone(),
+                    }
+                })?;
+                Ok(PreparedDevice {
+                    requests: device.requests.clone(),
+                    pool: device.pool.clone(),
+                    device: device.device.clone(),
+                    unit: unit.clone(),
+                    access: device.access,
+                })
+            })
+            .collect()
+    }
+
+    fn may_prepare(
+        &self,
+        request: &PrepareRequest,
+        device: &PreparedDevice,
+    ) -> Result<(), PrepareOutcome> {
+        let unit = &device.unit;
+        let claim = &request.claim;
+        let prepared_before = |hold: &Hold| {
+            matches!(hold.kind, HoldKind::Prepared { .. }) && hold.is_of_claim(&claim.uid)
+        };
+        if self.ledger.holds_on(unit).iter().any(prepared_before) {
+            return Ok(());
+        }
+        if !self.is_present(unit) {
+            return Err(PrepareOutcome::Wait(Refusal::UnitLost {
+                unit: unit.clone(),
+                device: device.device.clone(),
+                claim: claim.clone(),
+            }));
+        }
+        if let Some((holder, hold)) = self
+            .ledger
+            .holds_touching(unit)
+            .find(|(_, hold)| !hold.is_of_claim(&claim.uid))
+        {
+            return Err(self.in_the_way(request, device, holder, hold));
+        }
+        match self.busy(unit) {
+            Some(pids) if pids.is_empty() => {}
+            busy => return Err(PrepareOutcome::Wait(unit_busy(request, device, busy))),
+        }
+        if self.is_wanted_by_counted(request, unit) {
+            return Err(PrepareOutcome::Wait(Refusal::CountedPodsFirst {
+                unit: unit.clone(),
+                device: device.device.clone(),
+                claim: claim.clone(),
+            }));
+        }
+        Ok(())
+    }
+
+    /// A hold of somebody else: worth waiting for, unless a counted pod took the unit while this claim waited.
+    fn in_the_way(
+        &self,
+        request: &PrepareRequest,
+        device: &PreparedDevice,
+        holder: &UnitId,
+        hold: &Hold,
+    ) -> PrepareOutcome {
+        if hold.face().is_none() {
+            let busy = self.busy(holder);
+            return PrepareOutcome::Wait(unit_busy(request, device, busy));
+        }
+        let refusal = Refusal::UnitHeld {
+            unit: device.unit.clone(),
+            device: device.device.clone(),
+            holder: HolderKind::of(hold),
+            claim: request.claim.clone(),
+        };
+        let taken_since = matches!(hold.kind, HoldKind::Granted { .. })
+            && self
+                .seen
+                .answered
+                .get(holder)
+                .is_some_and(|answered| *answered >= request.arrived);
+        if taken_since {
+            PrepareOutcome::Refused(refusal)
+        } else {
+            PrepareOutcome::Wait(refusal)
+        }
+    }
+
+    /// Whether counted pods in flight need the unit: it stands on their side, and what else is there is too little.
+    fn is_wanted_by_counted(&self, request: &PrepareRequest, unit: &UnitId) -> bool {
+        let on_legacy = |unit: &UnitId| {
+            self.ledger
+                .units
+                .get(unit)
+                .is_some_and(|record| record.side == Side::Legacy)
+        };
+        if !on_legacy(unit) {
+            return false;
+        }
+        let others = self
+            .on_offer(Face::Legacy)
+            .into_iter()
+            .filter(|other| {
+                !request
+                    .devices
+                    .iter()
+                    .any(|device| self.ledger.unit_named(&device.device) == Some(*other))
+            })
+            .count();
+        u32::try_from(others).unwrap_or(u32::MAX) < self.counted_in_flight()
+    }
+
+    pub(crate) fn units_of(&self, claim: &ClaimUid) -> Vec<UnitId> {
+        self.ledger
+            .holds
+            .iter()
+            .filter(|(_, holds)| holds.iter().any(|hold| hold.is_of_claim(claim)))
+            .map(|(unit, _)| unit.clone())
+            .collect()
+    }
+}
+
+fn unit_busy(request: &PrepareRequest, device: &PreparedDevice, busy: Option<Vec<u32>>) -> Refusal {
+    Refusal::UnitBusy {
+        unit: device.unit.clone(),
+        device: device.device.clone(),
+        claim: request.claim.clone(),
+        pids: busy.unwrap_or_default(),
+    }
+}

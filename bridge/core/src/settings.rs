@@ -1,0 +1,96 @@
+//! What an admin chooses.
+
+/// The side that units are offered on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Face {
+    /// The device plugin API: counted requests.
+    Legacy,
+    /// The DRA kubelet plugin API: ResourceClaims.
+    Dra,
+}
+
+impl Face {
+    /// The word in configuration, status, logs and metrics.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Legacy => "legacy",
+            Self::Dra => "dra",
+        }
+    }
+}
+
+/// Which faces are open for new holders. A mode never touches who holds a unit already (rule 9).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Mode {
+    /// Counted requests only.
+    Legacy,
+    /// Both at once.
+    #[default]
+    Both,
+    /// Claims only.
+    Dra,
+    /// Nothing new.
+    Drained,
+}
+
+impl Mode {
+    /// Whether the face offers free units in this mode.
+    #[must_use]
+    pub fn opens(self, face: Face) -> bool {
+        match (self, face) {
+            (Self::Both, Face::Legacy | Face::Dra)
+            | (Self::Legacy, Face::Legacy)
+            | (Self::Dra, Face::Dra) => true,
+            (Self::Legacy, Face::Dra)
+            | (Self::Dra, Face::Legacy)
+            | (Self::Drained, Face::Legacy | Face::Dra) => false,
+        }
+    }
+
+    /// The word in configuration, status, logs and metrics.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Legacy => "legacy",
+            Self::Both => "both",
+            Self::Dra => "dra",
+            Self::Drained => "drained",
+        }
+    }
+}
+
+/// The most units that each face may hold, free ones that it offers included. `None`: no cap.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Limits {
+    /// Cap of the device plugin face.
+    pub legacy: Option<u32>,
+    /// Cap of the DRA face.
+    pub dra: Option<u32>,
+}
+
+/// How the units are shared out between the faces where the limits leave room.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Weights {
+    /// Weight of the device plugin face.
+    pub legacy: u32,
+    /// Weight of the DRA face.
+    pub dra: u32,
+}
+
+impl Default for Weights {
+    fn default() -> Self {
+        Self { legacy: 1, dra: 1 }
+    }
+}
+
+/// The settings that decisions depend on.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Settings {
+    /// Which faces are open.
+    pub mode: Mode,
+    /// Caps.
+    pub limits: Limits,
+    /// Shares of the split.
+    pub weights: Weights,
+}

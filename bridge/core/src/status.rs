@@ -1,0 +1,117 @@
+//! The pool as people see it.
+
+use std::time::SystemTime;
+
+use crate::hold::Hold;
+use crate::id::{DeviceId, DeviceName, UnitId};
+use crate::ledger::Side;
+use crate::pool::{Pool, Standing};
+use crate::settings::Settings;
+
+/// What a unit is in, in one word.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum UnitState {
+    /// Free, offered to counted pods.
+    FreeLegacy,
+    /// Free, offered to claims.
+    FreeDra,
+    /// Held; the hold says by whom.
+    Held,
+    /// The GPU does not answer, and nobody holds it.
+    Lost,
+    /// NVML has not spoken about it since the start.
+    Unseen,
+}
+
+impl UnitState {
+    /// The word in status and metrics.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::FreeLegacy => "FreeLegacy",
+            Self::FreeDra => "FreeDra",
+            Self::Held => "Held",
+            Self::Lost => "Lost",
+            Self::Unseen => "Unseen",
+        }
+    }
+}
+
+/// One unit.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UnitStatus {
+    /// Its UUID.
+    pub unit: UnitId,
+    /// Its name in the slice.
+    pub device: DeviceName,
+    /// The id that stands for it at the kubelet.
+    pub id: Option<DeviceId>,
+    /// NVML's product name.
+    pub product_name: String,
+    /// Where it is offered while free.
+    pub side: Side,
+    /// In one word.
+    pub state: UnitState,
+    /// Whether NVML sees the GPU.
+    pub present: bool,
+    /// Who holds it.
+    pub holds: Vec<Hold>,
+}
+
+/// The pool.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Status {
+    /// Whether it serves.
+    pub standing: Standing,
+    /// Generation of the ledger.
+    pub generation: u64,
+    /// Settings in force.
+    pub settings: Settings,
+    /// When this was taken.
+    pub at: SystemTime,
+    /// Every unit, in order.
+    pub units: Vec<UnitStatus>,
+}
+
+impl Pool {
+    /// The pool as people see it, at a moment.
+    #[must_use]
+    pub fn status(&self, at: SystemTime) -> Status {
+        let ledger = self.ledger();
+        let units = ledger
+            .in_order()
+            .into_iter()
+            .map(|(unit, record)| UnitStatus {
+                unit: unit.clone(),
+                device: record.device_name(),
+                id: ledger.id_before(unit),
+                product_name: record.gpu.product_name.clone(),
+                side: record.side,
+                state: self.unit_state(unit, record.side),
+                present: self.is_present(unit),
+                holds: ledger.holds_on(unit).to_vec(),
+            })
+            .collect();
+        Status {
+            standing: self.standing(),
+            generation: ledger.generation,
+            settings: self.settings().clone(),
+            at,
+            units,
+        }
+    }
+
+    fn unit_state(&self, unit: &UnitId, side: Side) -> UnitState {
+        if !self.ledger().holds_on(unit).is_empty() {
+            return UnitState::Held;
+        }
+        match self.presence(unit) {
+            crate::pool::Presence::Unknown => UnitState::Unseen,
+            crate::pool::Presence::Lost => UnitState::Lost,
+            crate::pool::Presence::Present => match side {
+                Side::Legacy => UnitState::FreeLegacy,
+                Side::Dra => UnitState::FreeDra,
+            },
+        }
+    }
+}

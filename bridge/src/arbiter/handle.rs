@@ -1,0 +1,219 @@
+//! What the adapters may ask of the arbiter.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bridge_core::{
+    Adoption, AllocateRequest, ClaimRef, Claims, DeviceId, Grant, Inventory, Listing, Offers, Pods,
+    PrepareRequest, PreparedDevice, Refusal, Status,
+};
+use tokio::sync::{mpsc, oneshot, watch};
+
+/// Why a call got no decision.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// The ledger could not be written, so nothing was granted (rule 2). The caller should hear `UNAVAILABLE`.
+    #[error("the ledger could not be saved, so nothing was given out: {0}")]
+    NotSaved(String),
+    /// The claim's CDI file could not be written; the hold stays, and the call may be repeated.
+    #[error("the CDI file could not be written: {0}")]
+    NoCdiFile(String),
+    /// The arbiter has ended, and the daemon with it.
+    #[error("the daemon is stopping")]
+    Stopping,
+}
+
+/// A unit given to a counted pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GrantedDevice {
+    /// Id and unit.
+    pub grant: Grant,
+    /// Fully qualified CDI device name.
+    pub cdi_device: String,
+}
+
+/// What became of an `Allocate`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum AllocateReply {
+    /// In the order of the request.
+    Granted(Vec<GrantedDevice>),
+    /// Ask pod-resources, then ask again with the answer.
+    NeedsListing,
+    /// Ask again in a moment.
+    Wait,
+    /// No.
+    Refused(Refusal),
+}
+
+/// A device prepared for a claim.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PreparedReply {
+    /// The device.
+    pub device: PreparedDevice,
+    /// Fully qualified CDI device name.
+    pub cdi_device: String,
+}
+
+/// What became of a `NodePrepareResources` for one claim.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PrepareReply {
+    /// The claim has its devices, and its CDI file is on disk.
+    Prepared(Vec<PreparedReply>),
+    /// Ask again when the status changes, and refuse with this when the time is up.
+    Wait(Refusal),
+    /// No.
+    Refused(Refusal),
+}
+
+/// Something that an adapter saw.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Observation {
+    /// An answer of pod-resources.
+    Listing(Listing),
+    /// The pods bound here; `None` while the source is out of sync.
+    Pods(Option<Pods>),
+    /// The claims allocated here; `None` while the API can't be asked.
+    Claims(Option<Claims>),
+    /// What NVML says.
+    Inventory(Inventory),
+    /// The ids that the kubelet's checkpoint names, while adoption is waited for.
+    KubeletIds(BTreeSet<DeviceId>),
+    /// All that is needed to take over a node without a ledger.
+    Adoption(Box<Adoption>),
+    /// Time to look at the processes.
+    Processes,
+}
+
+/// A message to the arbiter.
+#[derive(Debug)]
+pub enum Call {
+    /// `Allocate`.
+    Allocate {
+        /// The request.
+        request: AllocateRequest,
+        /// pod-resources, asked after the call arrived.
+        listing: Option<Listing>,
+        /// Where the answer goes.
+        reply: oneshot::Sender<Result<AllocateReply, Error>>,
+    },
+    /// `NodePrepareResources` for one claim.
+    Prepare {
+        /// The request.
+        request: PrepareRequest,
+        /// Where the answer goes.
+        reply: oneshot::Sender<Result<PrepareReply, Error>>,
+    },
+    /// `NodeUnprepareResources` for one claim.
+    Unprepare {
+        /// The claim.
+        claim: ClaimRef,
+        /// Where the answer goes.
+        reply: oneshot::Sender<Result<(), Error>>,
+    },
+    /// Something was seen.
+    Observe {
+        /// What.
+        observation: Observation,
+        /// Told once the pool has taken it.
+        reply: oneshot::Sender<Result<(), Error>>,
+    },
+}
+
+/// A way to the arbiter, cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Handle {
+    calls: mpsc::Sender<Call>,
+    offers: watch::Receiver<Arc<Offers>>,
+    status: watch::Receiver<Arc<Status>>,
+    started: Instant,
+}
+
+impl Handle {
+    /// For the arbiter, and for tests that play it.
+    #[must_use]
+    pub fn new(
+        calls: mpsc::Sender<Call>,
+        offers: watch::Receiver<Arc<Offers>>,
+        status: watch::Receiver<Arc<Status>>,
+        started: Instant,
+    ) -> Self {
+        Self {
+            calls,
+            offers,
+            status,
+            started,
+        }
+    }
+
+    /// Rule 5.
+    ///
+    /// # Errors
+    /// The ledger could not be saved, or the daemon is stopping.
+    pub async fn allocate(
+        &self,
+        request: AllocateRequest,
+        listing: Option<Listing>,
+    ) -> Result<AllocateReply, Error> {
+        self.ask(|reply| Call::Allocate {
+            request,
+            listing,
+            reply,
+        })
+        .await
+    }
+
+    /// Rule 6.
+    ///
+    /// # Errors
+    /// The ledger or the CDI file could not be written, or the daemon is stopping.
+    pub async fn prepare(&self, request: PrepareRequest) -> Result<PrepareReply, Error> {
+        self.ask(|reply| Call::Prepare { request, reply }).await
+    }
+
+    /// Rule 7, *Unprepare*. Succeeds for a claim that is not known.
+    ///
+    /// # Errors
+    /// The ledger could not be saved, or the daemon is stopping.
+    pub async fn unprepare(&self, claim: ClaimRef) -> Result<(), Error> {
+        self.ask(|reply| Call::Unprepare { claim, reply }).await
+    }
+
+    /// Tells what was seen; returns when the pool has taken it.
+    ///
+    /// # Errors
+    /// The ledger could not be saved, or the daemon is stopping.
+    pub async fn observe(&self, observation: Observation) -> Result<(), Error> {
+        self.ask(|reply| Call::Observe { observation, reply }).await
+    }
+
+    /// What both faces show; changes only when something to be shown has changed.
+    #[must_use]
+    pub fn offers(&self) -> watch::Receiver<Arc<Offers>> {
+        self.offers.clone()
+    }
+
+    /// The pool as people see it; changes with every commit.
+    #[must_use]
+    pub fn status(&self) -> watch::Receiver<Arc<Status>> {
+        self.status.clone()
+    }
+
+    /// Time since the daemon started: the clock of [`PrepareRequest::arrived`].
+    #[must_use]
+    pub fn uptime(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    async fn ask<T>(
+        &self,
+        call: impl FnOnce(oneshot::Sender<Result<T, Error>>) -> Call,
+    ) -> Result<T, Error> {
+        let (reply, answer) = oneshot::channel();
+        self.calls
+            .send(call(reply))
+            .await
+            .map_err(|_| Error::Stopping)?;
+        answer.await.map_err(|_| Error::Stopping)?
+    }
+}

@@ -1,0 +1,9 @@
+//! The only owner of the pool: plan, save, commit, CDI, answer, publish the offers. One task, one queue.
+//!
+//! Everything that can change who has a GPU goes through [`Handle`]. Nothing else may hold a `&mut Pool`.
+
+mod handle;
+
+pub use handle::{
+    AllocateReply, Call, Error, GrantedDevice, Handle, Observation, PrepareReply, PreparedReply,
+};
