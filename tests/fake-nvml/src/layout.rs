@@ -1,0 +1,67 @@
+//! Names of the files of a fake node, for everything that changes one by hand.
+//!
+//! A state folder holds (all of it optional; what is absent has not happened):
+//!
+//! | path | meaning |
+//! |---|---|
+//! | `processes/<gpu uuid>/<pid>` | a compute process on that GPU; content empty or `{"usedMemoryBytes":n}` |
+//! | `lost/<gpu uuid>` | the GPU has fallen off the bus |
+//! | `faults/<call>.json` | what that NVML call does wrong: `{"error":n,"skip":n,"times":n,"delayMs":n}` |
+//! | `counts/<call>` | how often a call with a fault was made since the fault was set (written by the library) |
+//! | `trace.log` | if it exists, the library appends the name of each NVML call to it |
+//! | `events.jsonl` | one event a line, `{"gpu":"<uuid>","xid":79}`, delivered to the event sets that ask for it |
+
+use std::path::{Path, PathBuf};
+
+/// The environment variable that names the scenario file.
+pub const SCENARIO_ENV: &str = "FAKE_NVML_SCENARIO";
+/// The environment variable that names the state folder; without it, it is `state` beside the scenario.
+pub const STATE_ENV: &str = "FAKE_NVML_STATE";
+/// The scenario file inside a node folder.
+pub const SCENARIO_FILE: &str = "scenario.yaml";
+/// The state folder inside a node folder.
+pub const STATE_DIR: &str = "state";
+/// The library inside a node folder.
+pub const LIBRARY: &str = "lib/libnvidia-ml.so.1";
+
+/// Where a compute process of a GPU is recorded.
+#[must_use]
+pub fn process(state: &Path, gpu_uuid: &str, pid: u32) -> PathBuf {
+    processes(state, gpu_uuid).join(pid.to_string())
+}
+
+/// The folder of the compute processes of a GPU.
+#[must_use]
+pub fn processes(state: &Path, gpu_uuid: &str) -> PathBuf {
+    state.join("processes").join(gpu_uuid)
+}
+
+/// The marker of a lost GPU.
+#[must_use]
+pub fn lost(state: &Path, gpu_uuid: &str) -> PathBuf {
+    state.join("lost").join(gpu_uuid)
+}
+
+/// The fault of an NVML call.
+#[must_use]
+pub fn fault(state: &Path, call: &str) -> PathBuf {
+    state.join("faults").join(format!("{call}.json"))
+}
+
+/// The count of an NVML call that has a fault.
+#[must_use]
+pub fn count(state: &Path, call: &str) -> PathBuf {
+    state.join("counts").join(call)
+}
+
+/// The list of the calls made, if it exists.
+#[must_use]
+pub fn trace(state: &Path) -> PathBuf {
+    state.join("trace.log")
+}
+
+/// The events that have happened.
+#[must_use]
+pub fn events(state: &Path) -> PathBuf {
+    state.join("events.jsonl")
+}
