@@ -1,0 +1,92 @@
+//! What NVML said, as plain values.
+
+use crate::error::CallError;
+
+/// A version of two numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Version {
+    /// 13 of `13.0`.
+    pub major: u32,
+    /// 0 of `13.0`.
+    pub minor: u32,
+}
+
+impl std::fmt::Display for Version {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}.{}", self.major, self.minor)
+    }
+}
+
+/// The driver and all GPUs of the node at one moment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Snapshot {
+    /// `nvmlSystemGetDriverVersion`, for example `580.95.05`.
+    pub driver_version: String,
+    /// `nvmlSystemGetCudaDriverVersion_v2`; `None` where NVML cannot say, as without a libcuda beside it.
+    pub cuda_driver_version: Option<Version>,
+    /// The GPUs that answered, in the order of their index.
+    pub gpus: Vec<GpuInfo>,
+    /// The GPUs that NVML counts but that did not answer, in the order of their index.
+    pub failed: Vec<FailedGpu>,
+}
+
+/// One GPU.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GpuInfo {
+    /// `GPU-…`, the only identity that lasts.
+    pub uuid: String,
+    /// In lower case as in sysfs, for example `0000:65:00.0`.
+    pub pci_bus_id: String,
+    /// The number in `/dev/nvidia<minor>`.
+    pub minor: u32,
+    /// NVML's index; another after a reboot or when a GPU is gone.
+    pub index: u32,
+    /// For example `NVIDIA H100 80GB HBM3`.
+    pub product_name: String,
+    /// As NVIDIA's DRA driver prints it, for example `Nvidia`; `Unknown(17)` for a brand without a name here.
+    pub brand: String,
+    /// As NVIDIA's DRA driver prints it, for example `Hopper`; `Unknown(13)` for one without a name here.
+    pub architecture: String,
+    /// For example 9.0.
+    pub cuda_compute_capability: Version,
+    /// Total memory; `None` where NVML does not support the question (memory shared with the CPU).
+    pub memory_bytes: Option<u64>,
+    /// The NUMA node of the PCI device, from sysfs, else from NVML; `None` without affinity.
+    pub numa_node: Option<u32>,
+    /// The PCIe root complex, for example `pci0000:64`, from sysfs; `None` where sysfs does not say.
+    pub pcie_root: Option<String>,
+    /// `HMM`, `ATS` or `None` as NVIDIA's DRA driver prints it; absent where NVML does not support the question.
+    pub addressing_mode: Option<String>,
+}
+
+/// A GPU that NVML counts and that does not answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FailedGpu {
+    /// NVML's index.
+    pub index: u32,
+    /// Its UUID: what it still tells, else what the same index told when it last answered, unless another GPU
+    /// answers with that now.
+    pub uuid: Option<String>,
+    /// Its PCI bus id, known in the same way.
+    pub pci_bus_id: Option<String>,
+    /// The call that failed.
+    pub error: CallError,
+}
+
+/// The compute processes of one GPU.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GpuProcesses {
+    /// The GPU.
+    pub uuid: String,
+    /// By PID; an error means that nobody knows what runs there, not that nothing does.
+    pub processes: Result<Vec<Process>, CallError>,
+}
+
+/// A process with a compute context on a GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Process {
+    /// The PID in the PID namespace of the host.
+    pub pid: u32,
+    /// What it uses of the GPU's memory; `None` where the driver cannot say.
+    pub used_memory_bytes: Option<u64>,
+}

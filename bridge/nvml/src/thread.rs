@@ -1,0 +1,165 @@
+//! The thread that owns NVML.
+//!
+//! `Nvml` is a local of [`run`] and its handles are locals of [`serve`], so that the compiler sees to it that
+//! no handle outlives the library, which has to be unloaded to notice a new driver or new GPUs.
+
+use nvml_wrapper::Nvml;
+use tokio::sync::{mpsc, oneshot};
+
+use crate::error::Error;
+use crate::inventory::{self, Known};
+use crate::session::Options;
+use crate::snapshot::{GpuProcesses, Snapshot};
+use crate::{library, processes};
+
+/// Where an answer goes.
+pub(crate) type Answer<T> = oneshot::Sender<T>;
+
+/// What the thread can be asked for.
+#[derive(Debug)]
+pub(crate) enum Request {
+    /// [`crate::Session::snapshot`].
+    Snapshot(Answer<Result<Snapshot, Error>>),
+    /// [`crate::Session::rescan`].
+    Rescan(Answer<Result<Snapshot, Error>>),
+    /// [`crate::Session::processes`].
+    Processes(Answer<Result<Vec<GpuProcesses>, Error>>),
+    /// [`crate::Session::shutdown`].
+    Shutdown(Answer<()>),
+}
+
+impl Request {
+    /// Whether the caller has given up; what nobody waits for is not asked of the driver.
+    fn is_abandoned(&self) -> bool {
+        match self {
+            Self::Snapshot(answer) | Self::Rescan(answer) => answer.is_closed(),
+            Self::Processes(answer) => answer.is_closed(),
+            // Stopping is wanted even if nobody waits for it.
+            Self::Shutdown(_) => false,
+        }
+    }
+
+    fn fail(self, error: Error) {
+        match self {
+            Self::Snapshot(answer) | Self::Rescan(answer) => send(answer, Err(error)),
+            Self::Processes(answer) => send(answer, Err(error)),
+            Self::Shutdown(answer) => send(answer, ()),
+        }
+    }
+}
+
+/// Why [`serve`] returned.
+enum Next {
+    /// The request wants NVML started anew.
+    Reopen(Request),
+    /// NVML is not to be relied on; it is started anew at the next request.
+    Closed,
+    /// The thread ends, and tells so.
+    Stop(Option<Answer<()>>),
+}
+
+/// Works until the last [`crate::Session`] is gone or one of them shuts it down.
+pub(crate) fn run(mut queue: mpsc::Receiver<Request>, options: &Options) {
+    let library = library::path(options.library.as_deref());
+    let mut known = Known::new();
+    let mut waiting = None;
+    loop {
+        let request = match waiting.take().or_else(|| next(&mut queue)) {
+            None => return,
+            Some(Request::Shutdown(answer)) => {
+                drop(queue);
+                return send(answer, ());
+            }
+            Some(request) => request,
+        };
+        let nvml = match library::open(&library) {
+            Ok(nvml) => nvml,
+            Err(error) => {
+                request.fail(error);
+                continue;
+            }
+        };
+        let next = serve(&nvml, request, &mut queue, options, &mut known);
+        library::close(nvml);
+        match next {
+            Next::Reopen(request) => waiting = Some(request),
+            Next::Closed => {}
+            Next::Stop(answer) => {
+                drop(queue);
+                if let Some(answer) = answer {
+                    send(answer, ());
+                }
+                return;
+            }
+        }
+    }
+}
+
+/// Answers requests with one run of NVML. The first was made before it was started.
+fn serve(
+    nvml: &Nvml,
+    first: Request,
+    queue: &mut mpsc::Receiver<Request>,
+    options: &Options,
+    known: &mut Known,
+) -> Next {
+    let handles = match inventory::handles(nvml) {
+        Ok(handles) => handles,
+        Err(error) => {
+            first.fail(Error::Node(error));
+            return Next::Closed;
+        }
+    };
+    let mut uuids = processes::Uuids::new();
+    let mut first = Some(first);
+    let mut all_answered = true;
+    loop {
+        let (request, fresh) = match first.take() {
+            Some(request) => (request, true),
+            None => match next(queue) {
+                Some(request) => (request, false),
+                None => return Next::Stop(None),
+            },
+        };
+        match request {
+            Request::Rescan(_) if !fresh => return Next::Reopen(request),
+            Request::Snapshot(_) if !fresh && !all_answered => return Next::Reopen(request),
+            Request::Snapshot(answer) | Request::Rescan(answer) => {
+                match inventory::read(nvml, &handles, &options.sys_root, known) {
+                    Ok(snapshot) => {
+                        all_answered = snapshot.failed.is_empty();
+                        send(answer, Ok(snapshot));
+                    }
+                    Err(error) => {
+                        send(answer, Err(Error::Node(error)));
+                        return Next::Closed;
+                    }
+                }
+            }
+            Request::Processes(answer) => {
+                let processes = processes::read(nvml, &handles, &mut uuids, known);
+                let over = processes::nvml_is_over(&processes);
+                send(answer, Ok(processes));
+                if over {
+                    return Next::Closed;
+                }
+            }
+            Request::Shutdown(answer) => return Next::Stop(Some(answer)),
+        }
+    }
+}
+
+/// The next request that somebody waits for.
+fn next(queue: &mut mpsc::Receiver<Request>) -> Option<Request> {
+    loop {
+        let request = queue.blocking_recv()?;
+        if !request.is_abandoned() {
+            return Some(request);
+        }
+    }
+}
+
+fn send<T>(answer: Answer<T>, value: T) {
+    // A caller that has given up since needs no answer.
+    let _ = answer.send(value);
+}
