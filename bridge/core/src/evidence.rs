@@ -233,8 +233,6 @@ impl Processes {
 /// What a call brings along that was read after it arrived.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Evidence {
-    /// NVML's processes.
-    pub processes: Processes,
     /// A pod-resources answer that was asked for after the call arrived; `None` if nobody asked yet.
     pub listing: Option<Listing>,
 }
