@@ -88,6 +88,10 @@ impl Transition {
             return AllocateOutcome::Refused(refusal);
         }
         let mut draft = self.clone();
+        if let Some(listing) = &evidence.listing {
+            draft.pool.seen.listing = Some(listing.clone());
+        }
+        draft.free_foreign();
         match draft.allocate_all(request, evidence) {
             Ok(grants) => {
                 *self = draft;

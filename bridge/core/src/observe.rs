@@ -267,7 +267,7 @@ impl Transition {
     }
 
     /// Foreign units that are shown to be free are free.
-    fn free_foreign(&mut self) {
+    pub(crate) fn free_foreign(&mut self) {
         let foreign = self.holds_where(|hold| match &hold.kind {
             HoldKind::Foreign { cause } => Some(cause.clone()),
             HoldKind::Granted { .. }

@@ -57,6 +57,8 @@ impl Transition {
                 return PrepareOutcome::Refused(Refusal::LedgerUnreadable);
             }
         }
+        // A unit whose last process has just ended need not wait for the next look at pod-resources.
+        self.free_foreign();
         let devices = match self.pool.resolve(request) {
             Ok(devices) => devices,
             Err(refusal) => return PrepareOutcome::Refused(refusal),
