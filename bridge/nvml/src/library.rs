@@ -20,14 +20,12 @@ pub(crate) fn path(configured: Option<&Path>) -> PathBuf {
 /// Loads the library and starts NVML.
 pub(crate) fn open(library: &Path) -> Result<Nvml, Error> {
     // A node whose GPUs are all gone is a node with no GPU, and not one without NVML.
-    let nvml = match start(library.as_os_str(), InitFlags::NO_GPUS) {
+    match start(library.as_os_str(), InitFlags::NO_GPUS) {
         // A driver before nvmlInitWithFlags.
         Err(NvmlError::FailedToLoadSymbol(_)) => start(library.as_os_str(), InitFlags::empty())
-            .map_err(|error| failure(library, "nvmlInit_v2", error))?,
-        other => other.map_err(|error| failure(library, "nvmlInitWithFlags", error))?,
-    };
-    tracing::info!(library = %library.display(), "NVML is open");
-    Ok(nvml)
+            .map_err(|error| failure(library, "nvmlInit_v2", error)),
+        other => other.map_err(|error| failure(library, "nvmlInitWithFlags", error)),
+    }
 }
 
 /// Stops NVML and unloads the library, so that the next start sees new GPUs and a new driver.

@@ -63,6 +63,8 @@ pub(crate) fn run(mut queue: mpsc::Receiver<Request>, options: &Options) {
     let library = library::path(options.library.as_deref());
     let mut known = Known::new();
     let mut waiting = None;
+    // With a lost GPU NVML is started anew at each scan, which is worth a line only after a failure.
+    let mut announced = false;
     loop {
         let request = match waiting.take().or_else(|| next(&mut queue)) {
             None => return,
@@ -75,10 +77,14 @@ pub(crate) fn run(mut queue: mpsc::Receiver<Request>, options: &Options) {
         let nvml = match library::open(&library) {
             Ok(nvml) => nvml,
             Err(error) => {
+                announced = false;
                 request.fail(error);
                 continue;
             }
         };
+        if !std::mem::replace(&mut announced, true) {
+            tracing::info!(library = %library.display(), "NVML is open");
+        }
         let next = serve(&nvml, request, &mut queue, options, &mut known);
         library::close(nvml);
         match next {

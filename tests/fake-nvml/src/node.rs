@@ -122,6 +122,30 @@ impl FakeNode {
         rustix::fs::rename(&temporary, &library).map_err(|errno| at(&library)(errno.into()))
     }
 
+    /// Takes a function out of the node's library, as in a driver from before that function.
+    ///
+    /// Seen by who loads the library from now on.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoSuchCall`] when the library has no such function, [`Error::File`].
+    pub fn hide_function(&self, call: &str) -> Result<(), Error> {
+        let library = self.library();
+        let mut content = fs::read(&library).map_err(at(&library))?;
+        // The dynamic symbol table finds a function by comparing with its name, which stands between two
+        // zeros in the table of strings; spelled otherwise, it is not found.
+        let name = [b"\0", call.as_bytes(), b"\0"].concat();
+        let place = content
+            .windows(name.len())
+            .position(|window| window == name)
+            .ok_or_else(|| Error::NoSuchCall {
+                call: call.to_owned(),
+            })?;
+        content[place + 1] = b'_';
+        // In its place and not over it: the old file may be in use.
+        write(&library, &content)
+    }
+
     /// Gives the node another scenario: other GPUs are seen at the next initialisation of NVML.
     ///
     /// # Errors

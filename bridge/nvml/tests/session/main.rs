@@ -5,12 +5,13 @@
 )]
 
 mod inventory;
+mod processes;
 mod trouble;
 
 use std::time::Duration;
 
 use bridge_nvml::{Options, Session, Timeouts};
-use fake_nvml::{FakeNode, Scenario};
+use fake_nvml::{FakeNode, Fault, Scenario};
 use tempfile::TempDir;
 
 /// Long enough for a busy machine, short enough for a test that fails.
@@ -55,6 +56,10 @@ impl Node {
 
     fn session(&self) -> Session {
         Session::spawn(self.options()).unwrap()
+    }
+
+    fn fault(&self, call: &str, fault: Fault) {
+        self.fake.set_fault(call, &fault).unwrap();
     }
 
     fn uuids(&self) -> Vec<String> {
