@@ -3,6 +3,11 @@
 //! This package holds the adapters and the wiring; every decision is in `bridge_core`. Start reading at
 //! [`daemon`], which starts everything in order, and at [`arbiter`], through which every request flows.
 
+#![allow(
+    clippy::error_impl_error,
+    reason = "an error is named by its module, as in arbiter::Error"
+)]
+
 pub mod admin;
 pub mod arbiter;
 pub mod cdi;

@@ -1,2 +1,54 @@
-//! Placeholder.
-fn main() {}
+//! The `gpu-bridge` program: logging, and an exit code for what the command line asked for.
+
+use std::env::VarError;
+use std::process::ExitCode;
+
+use clap::Parser as _;
+use gpu_bridge::cli::{Cli, Error, LogFormat, Mistake, Mistakes};
+use tracing_subscriber::EnvFilter;
+
+/// The variable that says which log lines are written, and what holds without it.
+const LOG_FILTER: (&str, &str) = ("GPU_BRIDGE_LOG", "info");
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let outcome = match start_logging(cli.log_format) {
+        Ok(()) => cli.execute().await,
+        Err(mistake) => Err(Error::from(Mistakes(vec![mistake]))),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            error.print();
+            error.exit_code()
+        }
+    }
+}
+
+fn start_logging(format: LogFormat) -> Result<(), Mistake> {
+    let (variable, default) = LOG_FILTER;
+    let wrong = |value: String, why: String| Mistake {
+        flag: variable,
+        value: Some(value),
+        why: format!("is no log filter ({why}); write a level, as in info, or gpu_bridge=debug"),
+    };
+    let filter = match std::env::var(variable) {
+        Err(VarError::NotPresent) => EnvFilter::new(default),
+        Err(VarError::NotUnicode(value)) => {
+            return Err(wrong(
+                value.to_string_lossy().into_owned(),
+                "not UTF-8".to_owned(),
+            ));
+        }
+        Ok(value) => EnvFilter::try_new(&value).map_err(|error| wrong(value, error.to_string()))?,
+    };
+    let lines = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr);
+    match format {
+        LogFormat::Text => lines.init(),
+        LogFormat::Json => lines.json().flatten_event(true).init(),
+    }
+    Ok(())
+}

@@ -1,1 +1,116 @@
-//! Placeholder.
+//! The command line: flags, subcommands and exit codes.
+//!
+//! It knows how settings are written and which of them make no sense. What they mean is for the modules that
+//! get them: `run` hands [`RunOptions`] to [`daemon`](crate::daemon), the other verbs ask a daemon that runs or
+//! read one file.
+
+mod run;
+
+use std::io::Write as _;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand, ValueEnum};
+
+pub use run::{Mistake, Mistakes, RunArgs, RunOptions};
+
+/// Exit code of a verb that failed while it ran.
+const FAILURE: u8 = 1;
+/// Exit code of a wrong flag, value or file: what `clap` uses for its own errors too.
+const USAGE: u8 = 2;
+
+/// Serves the GPUs of one node to counted pods and to ResourceClaims at once, from one pool.
+#[derive(Debug, Parser)]
+#[command(name = "gpu-bridge", version, about, max_term_width = 100)]
+pub struct Cli {
+    /// How log lines are written to standard error. What is logged: the filter in GPU_BRIDGE_LOG, for example
+    /// `info` or `gpu_bridge=debug`.
+    #[arg(
+        long,
+        global = true,
+        value_enum,
+        default_value_t,
+        env = "GPU_BRIDGE_LOG_FORMAT"
+    )]
+    pub log_format: LogFormat,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The verbs.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Runs the daemon of this node until it is told to stop.
+    Run(Box<RunArgs>),
+}
+
+/// How log lines are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub enum LogFormat {
+    /// For people.
+    #[default]
+    Text,
+    /// One JSON object per line.
+    Json,
+}
+
+/// Why a verb did not do what it was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Flags or values are wrong. Nothing was started.
+    #[error(transparent)]
+    Usage(#[from] Mistakes),
+    /// The daemon ended with an error.
+    #[error("the daemon ended")]
+    Daemon(#[source] anyhow::Error),
+}
+
+impl Error {
+    /// The exit code that tells a script what kind of error it was.
+    #[must_use]
+    pub fn exit_code(&self) -> ExitCode {
+        ExitCode::from(match self {
+            Self::Usage(_) => USAGE,
+            Self::Daemon(_) => FAILURE,
+        })
+    }
+
+    /// Writes the error and its causes to standard error.
+    pub fn print(&self) {
+        let mut text = format!("gpu-bridge: {self}");
+        let mut cause = std::error::Error::source(self);
+        while let Some(error) = cause {
+            text.push_str(&format!(": {error}"));
+            cause = error.source();
+        }
+        // Nobody is left to tell when standard error is closed.
+        let _ = writeln!(std::io::stderr(), "{text}");
+    }
+}
+
+impl Cli {
+    /// Does what the command line asks for.
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub async fn execute(self) -> Result<(), Error> {
+        match self.command {
+            Command::Run(args) => {
+                let options = args.check()?;
+                crate::daemon::run(options).await.map_err(Error::Daemon)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+}
