@@ -1,5 +1,6 @@
 //! What the library keeps in memory between two calls, and what every call goes through.
 
+use std::collections::BTreeSet;
 use std::ffi::{CStr, OsStr, c_void};
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
@@ -11,6 +12,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use nvml_wrapper_sys::bindings::{NVML_INIT_FLAG_NO_GPUS, nvmlDevice_t, nvmlReturn_t};
 
+use crate::event::EventSets;
 use crate::ffi::{Answer, Handle, code};
 use crate::layout;
 use crate::scenario::{Fault, Gpu, Scenario};
@@ -30,6 +32,7 @@ pub(crate) struct World {
     live: Option<Live>,
     /// As they were at initialisation: NVML does not look for new GPUs later.
     gpus: Vec<Gpu>,
+    pub(crate) event_sets: EventSets,
 }
 
 /// Where the scenario and the state are.
@@ -44,6 +47,8 @@ struct Place {
 struct Live {
     version: FileVersion,
     scenario: Scenario,
+    /// UUIDs of the GPUs that the scenario says are lost.
+    lost: BTreeSet<String>,
 }
 
 /// Enough to see that a file was written or replaced.
@@ -56,6 +61,7 @@ impl World {
             place: None,
             live: None,
             gpus: Vec::new(),
+            event_sets: EventSets::new(),
         }
     }
 
@@ -82,7 +88,9 @@ impl World {
 
     /// The GPU behind a handle, if it is still on the bus.
     pub(crate) fn gpu(&self, device: nvmlDevice_t) -> Result<&Gpu, nvmlReturn_t> {
-        let Handle::Gpu(index) = Handle::read(device)?;
+        let Handle::Gpu(index) = Handle::read(device)? else {
+            return Err(code::INVALID_ARGUMENT);
+        };
         let gpu = self
             .gpus
             .get(usize::from(index))
@@ -112,12 +120,8 @@ impl World {
     }
 
     fn is_lost(&self, gpu: &Gpu) -> Result<bool, nvmlReturn_t> {
-        let in_scenario = self
-            .scenario()?
-            .gpus()
-            .iter()
-            .any(|now| now.uuid == gpu.uuid && now.lost);
-        Ok(in_scenario || self.state()?.is_lost(&gpu.uuid))
+        let live = self.live.as_ref().ok_or(code::UNINITIALIZED)?;
+        Ok(live.lost.contains(&gpu.uuid) || self.state()?.is_lost(&gpu.uuid))
     }
 
     /// Reads the scenario again if its file has changed.
@@ -140,7 +144,12 @@ impl World {
             complain(&invalid.to_string());
             code::UNKNOWN
         })?;
-        self.live = Some(Live { version, scenario });
+        let gpus = scenario.gpus().into_iter();
+        self.live = Some(Live {
+            lost: gpus.filter(|gpu| gpu.lost).map(|gpu| gpu.uuid).collect(),
+            version,
+            scenario,
+        });
         Ok(())
     }
 
@@ -159,6 +168,9 @@ impl World {
 
     fn shut_down(&mut self) -> Answer {
         self.references = self.references.checked_sub(1).ok_or(code::UNINITIALIZED)?;
+        if self.references == 0 {
+            self.event_sets = EventSets::new();
+        }
         Ok(())
     }
 
@@ -180,17 +192,29 @@ impl World {
     }
 }
 
-/// What every exported function but the four of the life cycle goes through.
+/// What every exported function but those of the life cycle goes through.
 pub(crate) fn call(name: &'static str, body: impl FnOnce(&mut World) -> Answer) -> nvmlReturn_t {
+    call_unlocked(name, || with_world(body))
+}
+
+/// As [`call`], for a body that waits and takes the world itself, with [`with_world`].
+pub(crate) fn call_unlocked(name: &'static str, body: impl FnOnce() -> Answer) -> nvmlReturn_t {
     barrier(|| {
         if world().references == 0 {
             return Err(code::UNINITIALIZED);
         }
         misbehave(name)?;
-        let mut world = world();
-        world.refresh()?;
-        body(&mut world)
+        body()
     })
+}
+
+/// Runs with the world as it is now.
+pub(crate) fn with_world<T>(
+    body: impl FnOnce(&mut World) -> Result<T, nvmlReturn_t>,
+) -> Result<T, nvmlReturn_t> {
+    let mut world = world();
+    world.refresh()?;
+    body(&mut world)
 }
 
 /// `nvmlInit` and its kin.

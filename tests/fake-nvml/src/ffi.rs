@@ -2,7 +2,7 @@
 
 use std::ffi::{CStr, c_char, c_uint};
 
-use nvml_wrapper_sys::bindings::{nvmlDevice_t, nvmlReturn_t};
+use nvml_wrapper_sys::bindings::{nvmlDevice_t, nvmlEventSet_t, nvmlReturn_t};
 
 /// What an NVML call answers; the error is an `nvmlReturn_t`.
 pub(crate) type Answer = Result<(), nvmlReturn_t>;
@@ -13,6 +13,7 @@ pub(crate) mod code {
         nvmlReturn_enum_NVML_ERROR_ARGUMENT_VERSION_MISMATCH as VERSION_MISMATCH,
         nvmlReturn_enum_NVML_ERROR_DRIVER_NOT_LOADED as DRIVER_NOT_LOADED,
         nvmlReturn_enum_NVML_ERROR_GPU_IS_LOST as GPU_IS_LOST,
+        nvmlReturn_enum_NVML_ERROR_INSUFFICIENT_RESOURCES as INSUFFICIENT_RESOURCES,
         nvmlReturn_enum_NVML_ERROR_INSUFFICIENT_SIZE as INSUFFICIENT_SIZE,
         nvmlReturn_enum_NVML_ERROR_INVALID_ARGUMENT as INVALID_ARGUMENT,
         nvmlReturn_enum_NVML_ERROR_NOT_FOUND as NOT_FOUND,
@@ -30,16 +31,20 @@ pub(crate) mod code {
 pub(crate) enum Handle {
     /// A GPU, by its index.
     Gpu(u8),
+    /// An event set, by its number.
+    EventSet(u8),
 }
 
 /// The upper half of every handle.
 const TAG: usize = 0x464b_4e56 << 32;
 const GPU: usize = 0x0100;
+const EVENT_SET: usize = 0x0200;
 
 impl Handle {
     fn bits(self) -> usize {
         TAG | match self {
             Self::Gpu(index) => GPU | usize::from(index),
+            Self::EventSet(number) => EVENT_SET | usize::from(number),
         }
     }
 
@@ -48,12 +53,18 @@ impl Handle {
         std::ptr::without_provenance_mut(Self::Gpu(index).bits())
     }
 
+    /// As a client sees an event set.
+    pub(crate) fn event_set(number: u8) -> nvmlEventSet_t {
+        std::ptr::without_provenance_mut(Self::EventSet(number).bits())
+    }
+
     /// Reads back what a client passed.
     pub(crate) fn read<T>(handle: *mut T) -> Result<Self, nvmlReturn_t> {
         let bits = handle.addr();
         let low = u8::try_from(bits & 0xff).map_err(|_| code::INVALID_ARGUMENT)?;
         match (bits & !0xffff, bits & 0xff00) {
             (TAG, GPU) => Ok(Self::Gpu(low)),
+            (TAG, EVENT_SET) => Ok(Self::EventSet(low)),
             _ => Err(code::INVALID_ARGUMENT),
         }
     }

@@ -9,7 +9,7 @@
 //! | `faults/<call>.json` | what that NVML call does wrong: `{"error":n,"skip":n,"times":n,"delayMs":n}` |
 //! | `counts/<call>` | how often a call with a fault was made since the fault was set (written by the library) |
 //! | `trace.log` | if it exists, the library appends the name of each NVML call to it |
-//! | `events.jsonl` | one event a line, `{"gpu":"<uuid>","xid":79}`, delivered to the event sets that ask for it |
+//! | `events.jsonl` | one event a line, `{"gpu":"<uuid>","xid":79}` or `{"gpu":"<uuid>","type":2,"data":0}`, delivered to the event sets that ask for it |
 
 use std::path::{Path, PathBuf};
 

@@ -15,6 +15,7 @@
 )]
 
 mod driver;
+mod event;
 mod exports;
 mod ffi;
 pub mod layout;

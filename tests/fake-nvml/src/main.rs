@@ -43,6 +43,15 @@ enum Verb {
         /// Its UUID.
         gpu: String,
     },
+    /// The driver reports an XID error of a GPU.
+    Xid {
+        /// The folder of the node.
+        folder: PathBuf,
+        /// Its UUID.
+        gpu: String,
+        /// The number of the error.
+        xid: u64,
+    },
     /// An NVML call goes wrong.
     Fault {
         /// The folder of the node.
@@ -108,6 +117,10 @@ fn run(verb: Verb) -> Result<String, Box<dyn std::error::Error>> {
         }
         Verb::Find { folder, gpu } => {
             FakeNode::open(&folder)?.find_again(&gpu)?;
+            String::new()
+        }
+        Verb::Xid { folder, gpu, xid } => {
+            FakeNode::open(&folder)?.report_xid(&gpu, xid)?;
             String::new()
         }
         Verb::Fault {

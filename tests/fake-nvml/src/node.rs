@@ -1,7 +1,7 @@
 //! A folder that looks like a node with an NVIDIA driver, and the means to change it while it is in use.
 
 use std::fs;
-use std::io;
+use std::io::{self, Write};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
@@ -257,6 +257,23 @@ impl FakeNode {
     /// [`Error::File`].
     pub fn remove_process(&self, gpu_uuid: &str, pid: u32) -> Result<(), Error> {
         remove(&layout::process(&self.state_dir(), gpu_uuid, pid))
+    }
+
+    /// The driver reports an XID error of the GPU.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::File`].
+    pub fn report_xid(&self, gpu_uuid: &str, xid: u64) -> Result<(), Error> {
+        let events = layout::events(&self.state_dir());
+        let append = || {
+            let mut file = fs::OpenOptions::new()
+                .create(true)
+                .append(true)
+                .open(&events)?;
+            file.write_all(format!("{{\"gpu\":\"{gpu_uuid}\",\"xid\":{xid}}}\n").as_bytes())
+        };
+        append().map_err(at(&events))
     }
 
     /// From now on that NVML call does this; the calls are counted anew.

@@ -76,7 +76,7 @@ impl TryFrom<String> for CudaVersion {
                 })
             })
             .ok_or_else(|| {
-                format!("\"{text}\" is not a CUDA version: write major.minor, as in \"13.0\"")
+                format!("cuda: \"{text}\" is not a version: write major.minor, as in \"13.0\"")
             })
     }
 }
@@ -235,7 +235,7 @@ impl TryFrom<String> for ModelKey {
         model::find(&key).map(Self).ok_or_else(|| {
             let known: Vec<_> = model::MODELS.iter().map(|model| model.key).collect();
             format!(
-                "there is no GPU model \"{key}\"; known are {}",
+                "model: there is no GPU model \"{key}\"; known are {}",
                 known.join(", ")
             )
         })
@@ -439,16 +439,18 @@ impl Scenario {
         }
         let mut seen = BTreeSet::new();
         for gpu in self.gpus() {
-            for (key, value) in [
-                ("uuid", gpu.uuid),
-                ("pciBusId", gpu.pci_bus_id),
-                ("minor", gpu.minor.to_string()),
+            // A minor number is too short to be looked for in the text.
+            for (key, value, line) in [
+                ("uuid", gpu.uuid.clone(), line_of(text, &gpu.uuid)),
+                (
+                    "pciBusId",
+                    gpu.pci_bus_id.clone(),
+                    line_of(text, &gpu.pci_bus_id),
+                ),
+                ("minor", gpu.minor.to_string(), String::new()),
             ] {
                 if !seen.insert((key, value.clone())) {
-                    return Err(format!(
-                        "gpus: two GPUs have the {key} \"{value}\"{}",
-                        line_of(text, &value)
-                    ));
+                    return Err(format!("gpus: two GPUs have the {key} \"{value}\"{line}"));
                 }
             }
         }

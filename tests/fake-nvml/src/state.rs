@@ -35,6 +35,10 @@ impl State {
         Self(folder)
     }
 
+    pub(crate) fn folder(&self) -> &Path {
+        &self.0
+    }
+
     pub(crate) fn is_lost(&self, gpu_uuid: &str) -> bool {
         layout::lost(&self.0, gpu_uuid).exists()
     }

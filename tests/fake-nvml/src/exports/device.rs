@@ -4,11 +4,12 @@ use std::ffi::{c_char, c_int, c_uint};
 
 use nvml_wrapper_sys::bindings::{
     NVML_DEVICE_MIG_DISABLE, nvmlDevice_t, nvmlDeviceAddressingMode_v1_t, nvmlMemory_t,
-    nvmlMemory_v2_t, nvmlPciInfo_t, nvmlProcessInfo_t,
+    nvmlMemory_v2_t, nvmlPciInfo_t, nvmlProcessInfo_t, nvmlReturn_t,
 };
 
 use super::exports;
-use crate::ffi::{char_array, code, put, put_list, put_str, read_str, struct_version};
+use crate::driver::World;
+use crate::ffi::{Answer, char_array, code, put, put_list, put_str, read_str, struct_version};
 use crate::model::Model;
 use crate::scenario::{Gpu, parse_pci};
 
@@ -23,22 +24,17 @@ const MIG_INSTANCES: u32 = 7;
 
 exports! {
     fn nvmlDeviceGetCount_v2(world, count: *mut c_uint) {
-        put(count, c_uint::try_from(world.gpus().len()).map_err(|_| code::UNKNOWN)?)
+        put(count, self::count(world)?)
     }
     fn nvmlDeviceGetHandleByIndex_v2(world, index: c_uint, device: *mut nvmlDevice_t) {
-        let handle = world.handle_of(|gpu| gpu.index == index).map_err(|error| match error {
-            code::NOT_FOUND => code::INVALID_ARGUMENT,
-            other => other,
-        })?;
-        put(device, handle)
+        put(device, by_index(world, index)?)
     }
     fn nvmlDeviceGetHandleByUUID(world, uuid: *const c_char, device: *mut nvmlDevice_t) {
         let uuid = read_str(uuid)?;
         put(device, world.handle_of(|gpu| gpu.uuid == uuid)?)
     }
     fn nvmlDeviceGetHandleByPciBusId_v2(world, id: *const c_char, device: *mut nvmlDevice_t) {
-        let id = parse_pci(&read_str(id)?).ok_or(code::INVALID_ARGUMENT)?;
-        put(device, world.handle_of(|gpu| parse_pci(&gpu.pci_bus_id) == Some(id))?)
+        put(device, by_pci_bus_id(world, id)?)
     }
     fn nvmlDeviceGetIndex(world, device: nvmlDevice_t, index: *mut c_uint) {
         put(index, world.gpu(device)?.index)
@@ -90,19 +86,7 @@ exports! {
     fn nvmlDeviceGetComputeRunningProcesses_v3(
         world, device: nvmlDevice_t, count: *mut c_uint, infos: *mut nvmlProcessInfo_t,
     ) {
-        let gpu = world.gpu(device)?;
-        let processes: Vec<_> = world
-            .state()?
-            .processes(&gpu.uuid)
-            .into_iter()
-            .map(|process| nvmlProcessInfo_t {
-                pid: process.pid,
-                usedGpuMemory: process.used_memory_bytes.unwrap_or(NOT_AVAILABLE),
-                gpuInstanceId: NO_INSTANCE,
-                computeInstanceId: NO_INSTANCE,
-            })
-            .collect();
-        put_list(count, infos, &processes)
+        put_list(count, infos, &processes(world, device)?)
     }
     fn nvmlDeviceGetGraphicsRunningProcesses_v3(
         world, device: nvmlDevice_t, count: *mut c_uint, infos: *mut nvmlProcessInfo_t,
@@ -149,7 +133,48 @@ exports! {
     }
 }
 
-fn mig_capable(model: &Model) -> crate::ffi::Answer {
+pub(super) fn count(world: &World) -> Result<c_uint, nvmlReturn_t> {
+    c_uint::try_from(world.gpus().len()).map_err(|_| code::UNKNOWN)
+}
+
+pub(super) fn by_index(world: &World, index: c_uint) -> Result<nvmlDevice_t, nvmlReturn_t> {
+    if index >= count(world)? {
+        return Err(code::INVALID_ARGUMENT);
+    }
+    world.handle_of(|gpu| gpu.index == index)
+}
+
+/// # Safety
+///
+/// `id` is null or points to a string that ends with a zero.
+pub(super) unsafe fn by_pci_bus_id(
+    world: &World,
+    id: *const c_char,
+) -> Result<nvmlDevice_t, nvmlReturn_t> {
+    // SAFETY: by the caller's promise.
+    let id = parse_pci(&unsafe { read_str(id) }?).ok_or(code::INVALID_ARGUMENT)?;
+    world.handle_of(|gpu| parse_pci(&gpu.pci_bus_id) == Some(id))
+}
+
+pub(super) fn processes(
+    world: &World,
+    device: nvmlDevice_t,
+) -> Result<Vec<nvmlProcessInfo_t>, nvmlReturn_t> {
+    let gpu = world.gpu(device)?;
+    Ok(world
+        .state()?
+        .processes(&gpu.uuid)
+        .into_iter()
+        .map(|process| nvmlProcessInfo_t {
+            pid: process.pid,
+            usedGpuMemory: process.used_memory_bytes.unwrap_or(NOT_AVAILABLE),
+            gpuInstanceId: NO_INSTANCE,
+            computeInstanceId: NO_INSTANCE,
+        })
+        .collect())
+}
+
+fn mig_capable(model: &Model) -> Answer {
     if model.mig_capable {
         Ok(())
     } else {
@@ -162,7 +187,7 @@ fn mig_capable(model: &Model) -> crate::ffi::Answer {
 /// # Safety
 ///
 /// `given` is null or points to the first word of a struct.
-unsafe fn check_version(given: *const u32, known: u32) -> crate::ffi::Answer {
+unsafe fn check_version(given: *const u32, known: u32) -> Answer {
     if given.is_null() {
         return Err(code::INVALID_ARGUMENT);
     }
@@ -175,10 +200,7 @@ unsafe fn check_version(given: *const u32, known: u32) -> crate::ffi::Answer {
 }
 
 /// Total and used memory.
-fn memory_bytes(
-    world: &crate::driver::World,
-    device: nvmlDevice_t,
-) -> Result<(u64, u64), nvml_wrapper_sys::bindings::nvmlReturn_t> {
+fn memory_bytes(world: &World, device: nvmlDevice_t) -> Result<(u64, u64), nvmlReturn_t> {
     let gpu = world.gpu(device)?;
     let total = gpu.model.memory_mib.ok_or(code::NOT_SUPPORTED)? << 20;
     let used: u64 = world
@@ -190,7 +212,7 @@ fn memory_bytes(
     Ok((total, used.min(total - RESERVED_BYTES)))
 }
 
-fn pci_info(gpu: &Gpu) -> Result<nvmlPciInfo_t, nvml_wrapper_sys::bindings::nvmlReturn_t> {
+pub(super) fn pci_info(gpu: &Gpu) -> Result<nvmlPciInfo_t, nvmlReturn_t> {
     let (domain, bus, slot) = parse_pci(&gpu.pci_bus_id).ok_or(code::UNKNOWN)?;
     Ok(nvmlPciInfo_t {
         busIdLegacy: char_array(&format!("{domain:04X}:{bus:02X}:{slot:02X}.0")),

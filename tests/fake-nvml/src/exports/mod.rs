@@ -2,8 +2,11 @@
 #![allow(non_snake_case, reason = "the names are NVIDIA's")]
 
 mod device;
+mod event;
+mod older;
 mod stubs;
 mod system;
+mod topology;
 
 /// Defines C functions whose body runs behind [`crate::driver::call`].
 macro_rules! exports {

@@ -53,14 +53,11 @@ not_supported! {
     nvmlDeviceGetClockInfo
     nvmlDeviceGetClockOffsets
     nvmlDeviceGetComputeInstanceId
-    nvmlDeviceGetComputeRunningProcesses
-    nvmlDeviceGetComputeRunningProcesses_v2
     nvmlDeviceGetConfComputeGpuAttestationReport
     nvmlDeviceGetConfComputeGpuCertificate
     nvmlDeviceGetConfComputeMemSizeInfo
     nvmlDeviceGetConfComputeProtectedMemoryUsage
     nvmlDeviceGetCoolerInfo
-    nvmlDeviceGetCount
     nvmlDeviceGetCpuAffinity
     nvmlDeviceGetCpuAffinityWithinScope
     nvmlDeviceGetCreatableVgpus
@@ -116,8 +113,6 @@ not_supported! {
     nvmlDeviceGetGridLicensableFeatures_v4
     nvmlDeviceGetGspFirmwareMode
     nvmlDeviceGetGspFirmwareVersion
-    nvmlDeviceGetHandleByIndex
-    nvmlDeviceGetHandleByPciBusId
     nvmlDeviceGetHandleBySerial
     nvmlDeviceGetHandleByUUIDV
     nvmlDeviceGetHostVgpuMode
@@ -150,8 +145,6 @@ not_supported! {
     nvmlDeviceGetNvLinkInfo
     nvmlDeviceGetNvLinkRemoteDeviceType
     nvmlDeviceGetNvLinkRemotePciInfo
-    nvmlDeviceGetNvLinkRemotePciInfo_v2
-    nvmlDeviceGetNvLinkState
     nvmlDeviceGetNvLinkUtilizationControl
     nvmlDeviceGetNvLinkUtilizationCounter
     nvmlDeviceGetNvLinkVersion
@@ -159,9 +152,7 @@ not_supported! {
     nvmlDeviceGetNvlinkSupportedBwModes
     nvmlDeviceGetOfaUtilization
     nvmlDeviceGetP2PStatus
-    nvmlDeviceGetPciInfo
     nvmlDeviceGetPciInfoExt
-    nvmlDeviceGetPciInfo_v2
     nvmlDeviceGetPcieLinkMaxSpeed
     nvmlDeviceGetPcieReplayCounter
     nvmlDeviceGetPcieSpeed
@@ -194,7 +185,6 @@ not_supported! {
     nvmlDeviceGetSramUniqueUncorrectedEccErrorCounts
     nvmlDeviceGetSupportedClocksEventReasons
     nvmlDeviceGetSupportedClocksThrottleReasons
-    nvmlDeviceGetSupportedEventTypes
     nvmlDeviceGetSupportedGraphicsClocks
     nvmlDeviceGetSupportedMemoryClocks
     nvmlDeviceGetSupportedPerformanceStates
@@ -204,7 +194,6 @@ not_supported! {
     nvmlDeviceGetTemperatureThreshold
     nvmlDeviceGetTemperatureV
     nvmlDeviceGetThermalSettings
-    nvmlDeviceGetTopologyCommonAncestor
     nvmlDeviceGetTopologyNearestGpus
     nvmlDeviceGetTotalEccErrors
     nvmlDeviceGetTotalEnergyConsumption
@@ -230,7 +219,6 @@ not_supported! {
     nvmlDevicePowerSmoothingUpdatePresetProfileParam
     nvmlDeviceQueryDrainState
     nvmlDeviceReadWritePRM_v1
-    nvmlDeviceRegisterEvents
     nvmlDeviceRemoveGpu
     nvmlDeviceRemoveGpu_v2
     nvmlDeviceResetApplicationsClocks
@@ -276,10 +264,6 @@ not_supported! {
     nvmlDeviceWorkloadPowerProfileGetCurrentProfiles
     nvmlDeviceWorkloadPowerProfileGetProfilesInfo
     nvmlDeviceWorkloadPowerProfileSetRequestedProfiles
-    nvmlEventSetCreate
-    nvmlEventSetFree
-    nvmlEventSetWait
-    nvmlEventSetWait_v2
     nvmlGetExcludedDeviceCount
     nvmlGetExcludedDeviceInfoByIndex
     nvmlGetVgpuCompatibility
@@ -311,7 +295,6 @@ not_supported! {
     nvmlGpuInstanceGetVgpuTypeCreatablePlacements
     nvmlGpuInstanceSetVgpuHeterogeneousMode
     nvmlGpuInstanceSetVgpuSchedulerState
-    nvmlInit
     nvmlSetVgpuVersion
     nvmlSystemEventSetCreate
     nvmlSystemEventSetFree
