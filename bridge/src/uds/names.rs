@@ -1,0 +1,149 @@
+//! Names of our sockets in the kubelet's folders, and the sweep of those that a dead process left there.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::bind::{Stale, remove_if_stale};
+
+/// What the name of a plugin's registration socket ends with. The kubelet dials it with the percent-encoded path
+/// as `:authority`, which a strict HTTP/2 server refuses, except when an `@` makes all before it a user name.
+const REGISTRATION_SUFFIX: &str = "@reg.sock";
+
+/// What registration sockets of any implementation end with: upstream's `kubeletplugin` has `-reg.sock`.
+const REGISTRATION_END: &str = "reg.sock";
+
+/// What our sockets in the device plugin folder begin and end with.
+const DEVICE_PLUGIN_PREFIX: &str = "gpu-bridge-";
+const SOCKET_SUFFIX: &str = ".sock";
+
+/// File name of the registration socket in the kubelet's `plugins_registry`. With `instance` (the pod's UID) two
+/// daemons can be there at once, as in a rolling update: the kubelet takes several sockets of one driver.
+#[must_use]
+pub fn registration_socket_name(driver: &str, instance: Option<&str>) -> String {
+    match instance {
+        None => format!("{driver}{REGISTRATION_SUFFIX}"),
+        Some(instance) => format!("{driver}-{instance}{REGISTRATION_SUFFIX}"),
+    }
+}
+
+/// File name of a socket in the kubelet's device plugin folder. `instance` is the pod's UID, or `node`; `serial`
+/// counts the registrations, so that no name is ever registered twice.
+#[must_use]
+pub fn device_plugin_socket_name(instance: &str, serial: u32) -> String {
+    format!("{DEVICE_PLUGIN_PREFIX}{instance}-{serial}{SOCKET_SUFFIX}")
+}
+
+/// Removes registration sockets of `driver` on which nobody listens, whoever made them: the kubelet would go on
+/// dialling them. Returns what was removed.
+///
+/// # Errors
+/// The folder can't be read, or a stale socket can't be removed. A folder that does not exist is empty.
+pub fn sweep_registration_sockets(folder: &Path, driver: &str) -> io::Result<Vec<PathBuf>> {
+    sweep(folder, |name| {
+        name.strip_prefix(driver)
+            .is_some_and(|rest| rest.starts_with(['-', '@']) && rest.ends_with(REGISTRATION_END))
+    })
+}
+
+/// Removes our own sockets in the device plugin folder on which nobody listens. Returns what was removed.
+///
+/// # Errors
+/// The folder can't be read, or a stale socket can't be removed. A folder that does not exist is empty.
+pub fn sweep_device_plugin_sockets(folder: &Path) -> io::Result<Vec<PathBuf>> {
+    sweep(folder, |name| {
+        name.starts_with(DEVICE_PLUGIN_PREFIX) && name.ends_with(SOCKET_SUFFIX)
+    })
+}
+
+fn sweep(folder: &Path, is_ours: impl Fn(&str) -> bool) -> io::Result<Vec<PathBuf>> {
+    let entries = match fs::read_dir(folder) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(error),
+    };
+    let mut removed = Vec::new();
+    for entry in entries {
+        let entry = entry?;
+        if !entry.file_name().to_str().is_some_and(&is_ours) {
+            continue;
+        }
+        let path = entry.path();
+        match remove_if_stale(&path)? {
+            Stale::Removed => removed.push(path),
+            Stale::Missing | Stale::Alive | Stale::NoSocket => {}
+        }
+    }
+    removed.sort();
+    Ok(removed)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    #[test]
+    fn a_registration_socket_has_an_at_sign_in_its_name() {
+        assert_eq!(
+            registration_socket_name("gpu.nvidia.com", None),
+            "gpu.nvidia.com@reg.sock"
+        );
+        assert_eq!(
+            registration_socket_name("gpu.nvidia.com", Some("4f2")),
+            "gpu.nvidia.com-4f2@reg.sock"
+        );
+    }
+
+    #[test]
+    fn only_stale_sockets_of_the_driver_are_swept() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let path = |name: &str| folder.path().join(name);
+        for stale in [
+            "gpu.nvidia.com@reg.sock",
+            "gpu.nvidia.com-4f2@reg.sock",
+            "gpu.nvidia.com-reg.sock",
+            "compute-domain.nvidia.com-reg.sock",
+            "gpu.nvidia.computer@reg.sock",
+        ] {
+            drop(UnixListener::bind(path(stale)).unwrap());
+        }
+        let _alive = UnixListener::bind(path("gpu.nvidia.com-9@reg.sock")).unwrap();
+        fs::File::create(path("gpu.nvidia.com-7@reg.sock")).unwrap();
+
+        let removed = sweep_registration_sockets(folder.path(), "gpu.nvidia.com").unwrap();
+        let expected = [
+            "gpu.nvidia.com-4f2@reg.sock",
+            "gpu.nvidia.com-reg.sock",
+            "gpu.nvidia.com@reg.sock",
+        ];
+        assert_eq!(removed, expected.map(path));
+        for kept in [
+            "compute-domain.nvidia.com-reg.sock",
+            "gpu.nvidia.computer@reg.sock",
+            "gpu.nvidia.com-9@reg.sock",
+            "gpu.nvidia.com-7@reg.sock",
+        ] {
+            assert!(path(kept).exists(), "{kept}");
+        }
+    }
+
+    #[test]
+    fn only_our_stale_sockets_are_swept_from_the_device_plugin_folder() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let ours = folder.path().join(device_plugin_socket_name("node", 3));
+        let other = folder.path().join("nvidia-gpu.sock");
+        drop(UnixListener::bind(&ours).unwrap());
+        drop(UnixListener::bind(&other).unwrap());
+        let removed = sweep_device_plugin_sockets(folder.path()).unwrap();
+        assert_eq!(removed, [ours]);
+        assert!(other.exists());
+    }
+
+    #[test]
+    fn a_folder_that_is_missing_is_empty() {
+        let removed = sweep_device_plugin_sockets(Path::new("/nowhere")).unwrap();
+        assert!(removed.is_empty());
+    }
+}
