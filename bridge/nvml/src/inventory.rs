@@ -5,9 +5,10 @@ use std::path::Path;
 
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::{Device, Nvml};
+use nvml_wrapper_sys::bindings::NVML_DEVICE_MIG_ENABLE;
 
-use crate::error::CallError;
-use crate::snapshot::{FailedGpu, GpuInfo, Snapshot, Version};
+use crate::error::{CallError, Code};
+use crate::snapshot::{FailedGpu, GpuInfo, MigMode, Snapshot, Version};
 use crate::{names, raw, sysfs};
 
 /// Most GPUs of a node that are looked at: a wrong count must not keep the thread busy for ever.
@@ -131,6 +132,7 @@ fn gpu(
         }),
         pcie_root: sysfs::pcie_root(sys_root, &pci_bus_id),
         addressing_mode: raw::addressing_mode(nvml, device)?.map(names::addressing_mode),
+        mig: mig_mode(device)?,
         pci_bus_id,
         uuid,
     })
@@ -145,6 +147,17 @@ fn pci_bus_id(device: &Device<'_>) -> Result<String, CallError> {
     let bus_id = device.pci_info().map_err(named(CALL))?.bus_id;
     sysfs::pci_bus_id(&bus_id)
         .ok_or_else(|| CallError::nonsense(CALL, format_args!("the bus id \"{bus_id}\"")))
+}
+
+fn mig_mode(device: &Device<'_>) -> Result<MigMode, CallError> {
+    const CALL: &str = "nvmlDeviceGetMigMode";
+    match device.mig_mode().map_err(named(CALL)) {
+        Ok(mode) if mode.current == NVML_DEVICE_MIG_ENABLE => Ok(MigMode::Enabled),
+        Ok(_) => Ok(MigMode::Disabled),
+        Err(CallError::Missing { .. }) => Ok(MigMode::NotSupported),
+        Err(error) if error.code() == Some(Code::NotSupported) => Ok(MigMode::NotSupported),
+        Err(error) => Err(error),
+    }
 }
 
 fn positive(number: i32) -> Result<u32, CallError> {

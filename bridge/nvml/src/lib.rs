@@ -28,4 +28,4 @@ pub use error::{CallError, Code, Error};
 pub use session::{
     Options, PROCESSES_TIMEOUT, QUEUE, SHUTDOWN_TIMEOUT, SNAPSHOT_TIMEOUT, Session, Timeouts,
 };
-pub use snapshot::{FailedGpu, GpuInfo, GpuProcesses, Process, Snapshot, Version};
+pub use snapshot::{FailedGpu, GpuInfo, GpuProcesses, MigMode, Process, Snapshot, Version};

@@ -57,6 +57,19 @@ pub struct GpuInfo {
     pub pcie_root: Option<String>,
     /// `HMM`, `ATS` or `None` as NVIDIA's DRA driver prints it; absent where NVML does not support the question.
     pub addressing_mode: Option<String>,
+    /// Whether the GPU is split, in which case nothing can compute on the whole of it.
+    pub mig: MigMode,
+}
+
+/// Whether a GPU is split into MIG instances (`nvmlDeviceGetMigMode`, the current mode).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum MigMode {
+    /// GPU or driver know nothing of MIG.
+    NotSupported,
+    /// The GPU is whole.
+    Disabled,
+    /// Only instances can be used, and there may be none.
+    Enabled,
 }
 
 /// A GPU that NVML counts and that does not answer.

@@ -1,8 +1,8 @@
 //! A folder that looks like a node with an NVIDIA driver, and the means to change it while it is in use.
 
-use std::fs;
+use std::fs::{self, Permissions};
 use std::io::{self, Write};
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FileType, Mode};
@@ -17,6 +17,8 @@ const BUILT_LIBRARY: &str = "libfake_nvml.so";
 const NVIDIA_MAJOR: u32 = 195;
 const NVIDIACTL_MINOR: u32 = 255;
 const UVM_MAJOR: u32 = 510;
+/// What the driver sets on its device nodes.
+const DEVICE_MODE: u32 = 0o666;
 
 /// A fake node: what is in its folder, and what can happen to it.
 ///
@@ -35,7 +37,7 @@ pub struct FakeNode {
 )]
 pub enum Error {
     /// A file could not be read or written.
-    #[error("fake node: cannot write {}", path.display())]
+    #[error("fake node: {} could not be read or written", path.display())]
     File {
         /// The file or folder.
         path: PathBuf,
@@ -422,11 +424,13 @@ fn device_node(path: &Path, major: u32, minor: u32) -> Result<(), Error> {
     if path.exists() {
         return Ok(());
     }
-    let mode = Mode::from_raw_mode(0o666);
+    let mode = Mode::from_raw_mode(DEVICE_MODE);
     let make = |kind, number| rustix::fs::mknodat(rustix::fs::CWD, path, kind, mode, number);
     make(FileType::CharacterDevice, rustix::fs::makedev(major, minor))
         .or_else(|_not_allowed| make(FileType::Fifo, 0))
-        .map_err(|errno| at(path)(errno.into()))
+        .map_err(|errno| at(path)(errno.into()))?;
+    // The umask takes away what the driver grants.
+    fs::set_permissions(path, Permissions::from_mode(DEVICE_MODE)).map_err(at(path))
 }
 
 fn at(path: &Path) -> impl FnOnce(io::Error) -> Error {

@@ -212,6 +212,9 @@ pub struct GpuGroup {
     /// Instead of the model's `nvmlDeviceArchitecture_t`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub architecture: Option<u32>,
+    /// Whether MIG is on; there are no instances. For models that know MIG.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub mig: bool,
     /// Whether the GPU has fallen off the bus. Live.
     #[serde(default, skip_serializing_if = "is_false")]
     pub lost: bool,
@@ -289,6 +292,8 @@ pub struct Gpu {
     pub brand: u32,
     /// `nvmlDeviceArchitecture_t`.
     pub architecture: u32,
+    /// Whether MIG is on.
+    pub mig: bool,
     /// Whether the scenario says that it has fallen off the bus.
     pub lost: bool,
     /// Facts about the model.
@@ -403,6 +408,7 @@ impl Scenario {
                 .unwrap_or_else(|| model.product_name.to_owned()),
             brand: group.brand.unwrap_or(model.brand),
             architecture: group.architecture.unwrap_or(model.architecture),
+            mig: group.mig,
             lost: group.lost,
             model,
         }
@@ -420,6 +426,12 @@ impl Scenario {
                 return Err(format!(
                     "gpus[{place}].{key}: it identifies one GPU, but count is {}",
                     group.count
+                ));
+            }
+            if group.mig && !group.model.0.mig_capable {
+                return Err(format!(
+                    "gpus[{place}].mig: the model {} cannot be split",
+                    group.model.0.key
                 ));
             }
             if let Some(id) = &group.pci_bus_id
@@ -479,13 +491,19 @@ pub(crate) fn parse_pci(id: &str) -> Option<(u32, u32, u32)> {
 
 /// A UUID that depends on nothing but the seed.
 fn uuid(seed: &str) -> String {
-    // FNV-1a with 128 bits: all that is asked of it is that different seeds differ.
-    const OFFSET: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
-    const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
-    let hash = seed.bytes().fold(OFFSET, |hash, byte| {
-        (hash ^ u128::from(byte)).wrapping_mul(PRIME)
-    });
-    let hex = format!("{hash:032x}");
+    let half = |salt: u8| {
+        // FNV-1a, and the last steps of splitmix64 so that similar seeds do not look alike.
+        let hash = seed
+            .bytes()
+            .chain([salt])
+            .fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
+                (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+            });
+        let hash = (hash ^ (hash >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let hash = (hash ^ (hash >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        hash ^ (hash >> 31)
+    };
+    let hex = format!("{:016x}{:016x}", half(1), half(2));
     format!(
         "GPU-{}-{}-5{}-8{}-{}",
         &hex[..8],

@@ -9,7 +9,7 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use expect_test::{Expect, expect};
+use expect_test::expect;
 use fake_nvml::scenario::GpuGroup;
 use fake_nvml::{FakeNode, Scenario, layout};
 use tempfile::TempDir;
@@ -20,79 +20,43 @@ fn shipped(name: &str) -> PathBuf {
         .join(name)
 }
 
-fn wrong(text: &str, expected: &Expect) {
-    let error = Scenario::parse(Path::new("node.yaml"), text).unwrap_err();
-    expected.assert_eq(&error.to_string());
-}
-
 #[test]
 fn a_wrong_scenario_is_told_with_file_key_and_line() {
-    wrong(
+    let cases = [
         "gpus:\n  - modle: l40s\n",
-        &expect![
-            "node.yaml: gpus[0]: unknown field `modle`, expected one of `model`, `count`, `uuid`, `minor`, `pciBusId`, `pcieRoot`, `numaNode`, `name`, `brand`, `architecture`, `lost` at line 2 column 5. Correct the scenario and initialise NVML again"
-        ],
-    );
-    wrong(
         "gpus:\n  - { model: h1000 }\n",
-        &expect![[
-            r#"node.yaml: gpus[0]: model: there is no GPU model "h1000"; known are h100-sxm5-80gb, a100-sxm4-40gb, l40s, rtx-4090, gb200, gb10 at line 2 column 5. Correct the scenario and initialise NVML again"#
-        ]],
-    );
-    wrong(
         "gpus:\n  - { model: l40s, count: many }\n",
-        &expect![[
-            r#"node.yaml: gpus[0].count: invalid type: string "many", expected u32 at line 2 column 27. Correct the scenario and initialise NVML again"#
-        ]],
-    );
-    wrong(
         "gpus: []\nfaults:\n  nvmlDeviceGetUuid: { error: 999 }\n",
-        &expect![[
-            r#"node.yaml: faults: there is no NVML call "nvmlDeviceGetUuid" at line 3 column 3. Correct the scenario and initialise NVML again"#
-        ]],
-    );
-    wrong(
         "gpus: []\nfaults:\n  nvmlDeviceGetUUID:\n    delay: 5\n",
-        &expect![
-            "node.yaml: faults.nvmlDeviceGetUUID: unknown field `delay`, expected one of `error`, `skip`, `times`, `delayMs` at line 4 column 5. Correct the scenario and initialise NVML again"
-        ],
-    );
-    wrong(
         "driver: { version: \"580\", cuda: \"13\" }\ngpus: []\n",
-        &expect![[
-            r#"node.yaml: driver: cuda: "13" is not a version: write major.minor, as in "13.0" at line 1 column 9. Correct the scenario and initialise NVML again"#
-        ]],
-    );
-    wrong(
         "gpus:\n  - { model: l40s, count: 2, minor: 3 }\n",
-        &expect![
-            "node.yaml: gpus[0].minor: it identifies one GPU, but count is 2. Correct the scenario and initialise NVML again"
-        ],
-    );
-    wrong(
         "gpus:\n  - { model: l40s }\n  - { model: l40s, pciBusId: \"65:00\" }\n",
-        &expect![[
-            r#"node.yaml: gpus[1].pciBusId: "65:00" is not a PCI address such as 0000:65:00.0 at line 3. Correct the scenario and initialise NVML again"#
-        ]],
-    );
-    wrong(
         "gpus:\n  - { model: l40s, uuid: GPU-1 }\n  - { model: l40s, uuid: GPU-1 }\n",
-        &expect![[
-            r#"node.yaml: gpus: two GPUs have the uuid "GPU-1" at line 3. Correct the scenario and initialise NVML again"#
-        ]],
-    );
-    wrong(
         "gpus:\n  - { model: l40s }\n  - { model: l40s, minor: 0 }\n",
-        &expect![[
-            r#"node.yaml: gpus: two GPUs have the minor "0". Correct the scenario and initialise NVML again"#
-        ]],
-    );
-    wrong(
+        "gpus:\n  - { model: l40s, mig: true }\n",
         "gpus:\n  - { model: l40s, count: 65 }\n",
-        &expect![
-            "node.yaml: gpus: 65 GPUs; at most 64 are possible. Correct the scenario and initialise NVML again"
-        ],
-    );
+    ];
+    let advice = ". Correct the scenario and initialise NVML again";
+    let told: Vec<_> = cases
+        .iter()
+        .map(|text| {
+            let error = Scenario::parse(Path::new("node.yaml"), text).unwrap_err();
+            error.to_string().strip_suffix(advice).unwrap().to_owned()
+        })
+        .collect();
+    expect![[r#"
+        node.yaml: gpus[0]: unknown field `modle`, expected one of `model`, `count`, `uuid`, `minor`, `pciBusId`, `pcieRoot`, `numaNode`, `name`, `brand`, `architecture`, `mig`, `lost` at line 2 column 5
+        node.yaml: gpus[0]: model: there is no GPU model "h1000"; known are h100-sxm5-80gb, a100-sxm4-40gb, l40s, rtx-4090, gb200, gb10 at line 2 column 5
+        node.yaml: gpus[0].count: invalid type: string "many", expected u32 at line 2 column 27
+        node.yaml: faults: there is no NVML call "nvmlDeviceGetUuid" at line 3 column 3
+        node.yaml: faults.nvmlDeviceGetUUID: unknown field `delay`, expected one of `error`, `skip`, `times`, `delayMs` at line 4 column 5
+        node.yaml: driver: cuda: "13" is not a version: write major.minor, as in "13.0" at line 1 column 9
+        node.yaml: gpus[0].minor: it identifies one GPU, but count is 2
+        node.yaml: gpus[1].pciBusId: "65:00" is not a PCI address such as 0000:65:00.0 at line 3
+        node.yaml: gpus: two GPUs have the uuid "GPU-1" at line 3
+        node.yaml: gpus: two GPUs have the minor "0"
+        node.yaml: gpus[0].mig: the model l40s cannot be split
+        node.yaml: gpus: 65 GPUs; at most 64 are possible"#]].assert_eq(&told.join("\n"));
 }
 
 #[test]

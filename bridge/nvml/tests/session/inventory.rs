@@ -61,7 +61,7 @@ async fn gpus_that_differ_are_told_apart() {
         .iter()
         .map(|gpu| {
             format!(
-                "{} minor {} {} {} {} {} {} numa {:?} root {} memory {:?} addressing {:?}",
+                "{} minor {} {} {} {} {} {} numa {:?} root {} memory {:?} addressing {:?} mig {:?}",
                 gpu.index,
                 gpu.minor,
                 gpu.pci_bus_id,
@@ -73,16 +73,17 @@ async fn gpus_that_differ_are_told_apart() {
                 gpu.pcie_root.as_deref().unwrap_or("-"),
                 gpu.memory_bytes.map(|bytes| bytes >> 20),
                 gpu.addressing_mode.as_deref(),
+                gpu.mig,
             )
         })
         .collect();
     expect![[r#"
-        0 minor 0 0000:10:00.0 NVIDIA A100-SXM4-40GB Nvidia Ampere 8.0 numa Some(0) root pci0000:0f memory Some(40960) addressing Some("None")
-        1 minor 1 0000:1c:00.0 NVIDIA A100-SXM4-40GB Nvidia Ampere 8.0 numa Some(0) root pci0000:1b memory Some(40960) addressing Some("None")
-        2 minor 7 0000:28:00.0 NVIDIA L40S Nvidia Ada Lovelace 8.9 numa None root pci0000:27 memory Some(46068) addressing None
-        3 minor 3 10000:01:00.0 NVIDIA GeForce RTX 4090 GeForceRTX Ada Lovelace 8.9 numa Some(1) root pci10000:00 memory Some(24564) addressing None
-        4 minor 4 0000:40:00.0 NVIDIA GB10 Nvidia Blackwell 12.1 numa Some(1) root pci0000:3f memory None addressing Some("ATS")
-        5 minor 5 0000:4c:00.0 NVIDIA Future GPU Unknown(17) Unknown(13) 10.0 numa Some(1) root pci0000:4b memory Some(189471) addressing Some("ATS")"#]].assert_eq(&lines.join("\n"));
+        0 minor 0 0000:10:00.0 NVIDIA A100-SXM4-40GB Nvidia Ampere 8.0 numa Some(0) root pci0000:0f memory Some(40960) addressing Some("None") mig Disabled
+        1 minor 1 0000:1c:00.0 NVIDIA A100-SXM4-40GB Nvidia Ampere 8.0 numa Some(0) root pci0000:1b memory Some(40960) addressing Some("None") mig Enabled
+        2 minor 7 0000:28:00.0 NVIDIA L40S Nvidia Ada Lovelace 8.9 numa None root pci0000:27 memory Some(46068) addressing None mig NotSupported
+        3 minor 3 10000:01:00.0 NVIDIA GeForce RTX 4090 GeForceRTX Ada Lovelace 8.9 numa Some(1) root pci10000:00 memory Some(24564) addressing None mig NotSupported
+        4 minor 4 0000:40:00.0 NVIDIA GB10 Nvidia Blackwell 12.1 numa Some(1) root pci0000:3f memory None addressing Some("ATS") mig NotSupported
+        5 minor 5 0000:4c:00.0 NVIDIA Future GPU Unknown(17) Unknown(13) 10.0 numa Some(1) root pci0000:4b memory Some(189471) addressing Some("ATS") mig Disabled"#]].assert_eq(&lines.join("\n"));
 }
 
 #[tokio::test]
@@ -150,6 +151,7 @@ async fn a_snapshot_asks_each_gpu_each_question_once() {
         2 nvmlDeviceGetBrand
         2 nvmlDeviceGetCudaComputeCapability
         2 nvmlDeviceGetMemoryInfo_v2
+        2 nvmlDeviceGetMigMode
         2 nvmlDeviceGetMinorNumber
         2 nvmlDeviceGetName
         2 nvmlDeviceGetPciInfo_v3

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use bridge_nvml::{Code, Error, QUEUE, Session, Snapshot, Timeouts};
+use bridge_nvml::{Code, Error, MigMode, QUEUE, Session, Snapshot, Timeouts};
 use fake_nvml::{Fault, Scenario};
 
 use crate::{DEADLINE, Node};
@@ -163,6 +163,7 @@ async fn every_call_about_one_gpu_may_fail_without_harm_to_the_others() {
         "nvmlDeviceGetCudaComputeCapability",
         "nvmlDeviceGetMemoryInfo_v2",
         "nvmlDeviceGetAddressingMode",
+        "nvmlDeviceGetMigMode",
     ] {
         let node = Node::new(&Scenario::h100(3));
         node.fault(call, Fault::error(UNKNOWN).skip(1).times(1));
@@ -226,6 +227,7 @@ async fn a_driver_without_the_newer_functions_is_enough() {
         "nvmlDeviceGetAddressingMode",
         "nvmlSystemGetCudaDriverVersion_v2",
         "nvmlDeviceGetNumaNodeId",
+        "nvmlDeviceGetMigMode",
         // Without it the wrapper would panic when NVML is closed.
         "nvmlShutdown",
     ] {
@@ -237,6 +239,7 @@ async fn a_driver_without_the_newer_functions_is_enough() {
         assert_eq!(snapshot.gpus.len(), 2);
         assert_eq!(snapshot.gpus[0].memory_bytes, Some(81559 << 20));
         assert_eq!(snapshot.gpus[0].addressing_mode, None);
+        assert_eq!(snapshot.gpus[0].mig, MigMode::NotSupported);
         assert_eq!(snapshot.cuda_driver_version, None);
     }
 }

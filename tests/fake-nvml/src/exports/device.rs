@@ -3,8 +3,8 @@
 use std::ffi::{c_char, c_int, c_uint};
 
 use nvml_wrapper_sys::bindings::{
-    NVML_DEVICE_MIG_DISABLE, nvmlDevice_t, nvmlDeviceAddressingMode_v1_t, nvmlMemory_t,
-    nvmlMemory_v2_t, nvmlPciInfo_t, nvmlProcessInfo_t, nvmlReturn_t,
+    NVML_DEVICE_MIG_DISABLE, NVML_DEVICE_MIG_ENABLE, nvmlDevice_t, nvmlDeviceAddressingMode_v1_t,
+    nvmlMemory_t, nvmlMemory_v2_t, nvmlPciInfo_t, nvmlProcessInfo_t, nvmlReturn_t,
 };
 
 use super::exports;
@@ -117,9 +117,11 @@ exports! {
         put(is_mig, 0)
     }
     fn nvmlDeviceGetMigMode(world, device: nvmlDevice_t, current: *mut c_uint, pending: *mut c_uint) {
-        mig_capable(world.gpu(device)?.model)?;
-        put(current, NVML_DEVICE_MIG_DISABLE)?;
-        put(pending, NVML_DEVICE_MIG_DISABLE)
+        let gpu = world.gpu(device)?;
+        mig_capable(gpu.model)?;
+        let mode = if gpu.mig { NVML_DEVICE_MIG_ENABLE } else { NVML_DEVICE_MIG_DISABLE };
+        put(current, mode)?;
+        put(pending, mode)
     }
     fn nvmlDeviceGetMaxMigDeviceCount(world, device: nvmlDevice_t, count: *mut c_uint) {
         let model = world.gpu(device)?.model;
