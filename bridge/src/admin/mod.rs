@@ -1,1 +1,25 @@
-//! Placeholder.
+//! What the daemon says about itself: `/healthz`, `/readyz` and `/status`, over HTTP on loopback and over the
+//! admin socket.
+//!
+//! It reads watch values and asks the arbiter whether it is alive. It decides nothing and changes nothing.
+//!
+//! | path | answer |
+//! |---|---|
+//! | `/healthz` | 200 while the arbiter answers; 503 and a sentence if not |
+//! | `/readyz` | [`ReadyPage`]; 200 when every condition is met, 503 if not |
+//! | `/status` | [`StatusPage`] |
+
+mod client;
+mod conditions;
+mod listen;
+mod page;
+mod server;
+
+pub use client::{ClientError, status};
+pub use conditions::{Condition, ConditionName, Conditions};
+pub use listen::{ListenError, http_listener, socket_listener};
+pub use page::{
+    ClaimOfferPage, ConditionPage, CountedOfferPage, HoldPage, HolderPage, LimitsPage, OffersPage,
+    ReadyPage, StatusPage, UnitPage, WeightsPage,
+};
+pub use server::{Listeners, Sources, run};

@@ -9,8 +9,9 @@ use clap::Args;
 
 /// Driver name and folder of its state below `<kubelet-dir>/plugins`.
 const DRIVER: &str = "gpu.nvidia.com";
-/// `sun_path` of a unix socket holds 108 bytes with the closing NUL (`unix(7)`).
-const SOCKET_PATH_LIMIT: usize = 107;
+/// `sun_path` of a unix socket holds 108 bytes with the closing NUL (`unix(7)`); four are kept for the name under
+/// which the socket is made before it is moved to its place.
+const SOCKET_PATH_LIMIT: usize = 103;
 /// The longest DNS subdomain: node names are such (`metadata.name` of a Node).
 const NODE_NAME_LIMIT: usize = 253;
 

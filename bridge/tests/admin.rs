@@ -1,0 +1,377 @@
+//! The admin server over real sockets, with an arbiter that the test plays.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use bridge_core::{
+    ClaimOffer, ClaimRef, ClaimUid, CountedOffer, DeviceId, DeviceName, ForeignCause, Former, Gpu,
+    Health, Hold, HoldKind, Limits, Mode, Offers, PodName, PodRef, PodUid, Settings, Side,
+    Standing, Status, TaintReason, UnitId, UnitState, UnitStatus, Weights,
+};
+use expect_test::expect_file;
+use gpu_bridge::admin::{
+    self, ClientError, Condition, ConditionName, Conditions, Listeners, Sources, StatusPage,
+};
+use gpu_bridge::arbiter::{Call, Error, Handle};
+use tempfile::TempDir;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio::sync::{mpsc, watch};
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+
+/// Longer than any wait of the server.
+const DEADLINE: Duration = Duration::from_secs(60);
+
+fn at(seconds: u64) -> SystemTime {
+    SystemTime::UNIX_EPOCH + Duration::from_secs(1_790_000_000 + seconds)
+}
+
+fn unit(number: u32) -> UnitId {
+    UnitId::new(format!("GPU-{number}")).unwrap()
+}
+
+fn claim() -> ClaimRef {
+    ClaimRef {
+        uid: ClaimUid::new("c-1").unwrap(),
+        namespace: "train".to_owned(),
+        name: "llm".to_owned(),
+    }
+}
+
+fn pod(name: &str) -> PodRef {
+    PodRef {
+        name: PodName {
+            namespace: "default".to_owned(),
+            name: name.to_owned(),
+        },
+        uid: Some(PodUid::new(format!("uid-{name}")).unwrap()),
+    }
+}
+
+fn gpu(number: u32) -> Gpu {
+    Gpu {
+        uuid: unit(number),
+        pci_bus_id: format!("0000:0{number}:00.0"),
+        minor: number,
+        product_name: "NVIDIA H100 80GB HBM3".to_owned(),
+        brand: "Nvidia".to_owned(),
+        architecture: "Hopper".to_owned(),
+        compute_capability: (9, 0),
+        memory_bytes: 80 << 30,
+        driver_version: "580.65.06".to_owned(),
+        cuda_driver_version: (13, 0),
+        numa_node: Some(0),
+        pcie_root: None,
+        addressing_mode: None,
+    }
+}
+
+fn unit_status(number: u32, side: Side, state: UnitState, holds: Vec<Hold>) -> UnitStatus {
+    UnitStatus {
+        unit: unit(number),
+        device: DeviceName::new(format!("gpu-{number}")).unwrap(),
+        id: Some(DeviceId::of_unit(unit(number))),
+        product_name: gpu(number).product_name,
+        side,
+        state,
+        present: state != UnitState::Lost,
+        holds,
+    }
+}
+
+/// A pool in which everything that the page can show is there once.
+fn some_of_everything() -> Status {
+    let hold = |kind| vec![Hold::exclusive(kind, at(0))];
+    let id = |number| DeviceId::of_unit(unit(number));
+    let lingering = |former| HoldKind::Foreign {
+        cause: ForeignCause::Lingering { former },
+    };
+    let kinds = [
+        HoldKind::Granted { id: id(0) },
+        HoldKind::Bound {
+            id: id(1),
+            pod: pod("counted"),
+        },
+        HoldKind::Reserved { claim: claim() },
+        HoldKind::Prepared { claim: claim() },
+        HoldKind::Foreign {
+            cause: ForeignCause::UnknownProcess,
+        },
+        lingering(Former::Counted(Some(pod("killed")))),
+        lingering(Former::Claim(claim())),
+        HoldKind::Foreign {
+            cause: ForeignCause::UnknownUnitOf { pod: pod("old") },
+        },
+    ];
+    let mut units: Vec<UnitStatus> = (0..)
+        .zip(kinds)
+        .map(|(number, kind)| unit_status(number, Side::Legacy, UnitState::Held, hold(kind)))
+        .collect();
+    units.push(unit_status(8, Side::Legacy, UnitState::FreeLegacy, vec![]));
+    units.push(unit_status(9, Side::Dra, UnitState::FreeDra, vec![]));
+    units.push(unit_status(10, Side::Dra, UnitState::Lost, vec![]));
+    Status {
+        standing: Standing::Serving,
+        generation: 12,
+        settings: Settings {
+            mode: Mode::Both,
+            limits: Limits {
+                legacy: Some(5),
+                dra: None,
+            },
+            weights: Weights { legacy: 1, dra: 2 },
+        },
+        at: at(1),
+        units,
+    }
+}
+
+fn some_offers() -> Offers {
+    let counted = |number, health, free| CountedOffer {
+        id: DeviceId::of_unit(unit(number)),
+        unit: unit(number),
+        health,
+        numa_node: Some(0),
+        free,
+    };
+    let claims = |number, taint, held_by_claim| ClaimOffer {
+        device: DeviceName::new(format!("gpu-{number}")).unwrap(),
+        gpu: gpu(number),
+        taint,
+        held_by_claim,
+    };
+    Offers {
+        counted: vec![
+            counted(8, Health::Healthy, true),
+            counted(9, Health::Unhealthy, false),
+        ],
+        claims: Some(vec![
+            claims(3, None, true),
+            claims(8, Some(TaintReason::Counted), false),
+        ]),
+    }
+}
+
+/// A server, and the ends that the test plays.
+struct Served {
+    folder: TempDir,
+    address: SocketAddr,
+    conditions: Conditions,
+    calls: mpsc::Receiver<Call>,
+    status: watch::Sender<Arc<Status>>,
+    _offers: watch::Sender<Arc<Offers>>,
+    stop: CancellationToken,
+    server: tokio::task::JoinHandle<std::io::Result<()>>,
+}
+
+impl Served {
+    async fn start(status: Status) -> Self {
+        let folder = TempDir::new().unwrap();
+        let (sender, calls) = mpsc::channel(1);
+        let (offers, offers_seen) = watch::channel(Arc::new(some_offers()));
+        let (status, status_seen) = watch::channel(Arc::new(status));
+        let conditions = Conditions::new();
+        let sources = Sources {
+            node: "node-1".to_owned(),
+            handle: Handle::new(sender, offers_seen, status_seen, Instant::now()),
+            conditions: conditions.clone(),
+        };
+        let listeners = Listeners {
+            http: admin::http_listener(([127, 0, 0, 1], 0).into())
+                .await
+                .unwrap(),
+            socket: admin::socket_listener(&folder.path().join("admin.sock")).unwrap(),
+        };
+        let address = listeners.http.local_addr().unwrap();
+        let stop = CancellationToken::new();
+        let server = tokio::spawn(admin::run(sources, listeners, stop.clone()));
+        Self {
+            folder,
+            address,
+            conditions,
+            calls,
+            status,
+            _offers: offers,
+            stop,
+            server,
+        }
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.folder.path().join("admin.sock")
+    }
+
+    /// Status code and body of a GET over TCP.
+    async fn get(&self, path: &str) -> (u16, String) {
+        get(self.address, path).await
+    }
+
+    async fn end(self) {
+        self.stop.cancel();
+        let ended = timeout(DEADLINE, self.server).await.unwrap();
+        ended.unwrap().unwrap();
+    }
+}
+
+async fn get(address: SocketAddr, path: &str) -> (u16, String) {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    let request = format!("GET {path} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut text = String::new();
+    let read = timeout(DEADLINE, stream.read_to_string(&mut text)).await;
+    read.unwrap().unwrap();
+    let (head, body) = text.split_once("\r\n\r\n").unwrap();
+    let code = head.split(' ').nth(1).unwrap().parse().unwrap();
+    (code, body.to_owned())
+}
+
+/// Answers the next call of the server.
+async fn answer(calls: &mut mpsc::Receiver<Call>, outcome: Result<(), Error>) {
+    match timeout(DEADLINE, calls.recv()).await.unwrap().unwrap() {
+        Call::Observe { reply, .. } => reply.send(outcome).unwrap(),
+        call @ (Call::Allocate { .. } | Call::Prepare { .. } | Call::Unprepare { .. }) => {
+            panic!("a health check gives nothing out, and this could: {call:?}")
+        }
+    }
+}
+
+#[test]
+fn the_status_page_is_the_golden_one() {
+    let condition = |ok, message: &str| Condition {
+        ok,
+        since: at(2),
+        message: message.to_owned(),
+    };
+    let conditions = BTreeMap::from([
+        (
+            ConditionName::LedgerServing,
+            condition(true, "the ledger is in force"),
+        ),
+        (
+            ConditionName::NvmlAnswering,
+            condition(false, "no library: libnvidia-ml.so.1"),
+        ),
+    ]);
+    let page = StatusPage::new("node-1", &some_of_everything(), &some_offers(), &conditions);
+    let text = serde_json::to_string_pretty(&StatusPage {
+        version: "(of the build)".to_owned(),
+        ..page
+    });
+    expect_file!["../../tests/golden/status.json"].assert_eq(&(text.unwrap() + "\n"));
+}
+
+#[tokio::test]
+async fn the_socket_gives_the_same_page_as_http() {
+    let served = Served::start(some_of_everything()).await;
+    let (code, body) = served.get("/status").await;
+    assert_eq!(code, 200);
+    let over_http: StatusPage = serde_json::from_str(&body).unwrap();
+    let over_socket = admin::status(&served.socket()).await.unwrap();
+    assert_eq!(over_http.units, over_socket.units);
+    assert_eq!(over_http.units.len(), some_of_everything().units.len());
+    assert_eq!(over_http.node, "node-1");
+    served.end().await;
+}
+
+#[tokio::test]
+async fn the_socket_is_for_its_owner_alone_and_replaces_a_stale_one() {
+    let served = Served::start(some_of_everything()).await;
+    let mode = |path| std::fs::metadata(path).unwrap().permissions().mode();
+    assert_eq!(mode(served.socket()) & 0o777, 0o600);
+    // The file stays when the process dies; the next daemon makes its own.
+    let again = admin::socket_listener(&served.socket()).unwrap();
+    assert_eq!(mode(served.socket()) & 0o777, 0o600);
+    drop(again);
+    served.end().await;
+}
+
+#[tokio::test]
+async fn ready_is_what_every_condition_agrees_on() {
+    let served = Served::start(some_of_everything()).await;
+    let (code, body) = served.get("/readyz").await;
+    assert_eq!(code, 503);
+    assert!(body.contains("nothing has been heard since the start"));
+    for name in ConditionName::ALL {
+        served.conditions.set(name, true, "fine");
+    }
+    let (code, body) = served.get("/readyz").await;
+    assert_eq!((code, body.contains("\"ready\":true")), (200, true));
+    served
+        .conditions
+        .set(ConditionName::ApiServerReachable, false, "no route to host");
+    let (code, body) = served.get("/readyz").await;
+    assert_eq!(code, 503);
+    let page: serde_json::Value = serde_json::from_str(&body).unwrap();
+    let unmet: BTreeSet<&str> = page["conditions"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|condition| condition["ok"] == false)
+        .map(|condition| condition["name"].as_str().unwrap())
+        .collect();
+    assert_eq!(unmet, BTreeSet::from(["ApiServerReachable"]));
+    served.end().await;
+}
+
+#[tokio::test]
+async fn the_standing_of_the_ledger_becomes_a_condition() {
+    let served = Served::start(Status {
+        standing: Standing::WaitingForAdoption,
+        ..some_of_everything()
+    })
+    .await;
+    let mut seen = served.conditions.subscribe();
+    let says = |word: &'static str| {
+        move |all: &BTreeMap<ConditionName, Condition>| {
+            all[&ConditionName::LedgerServing].message.contains(word)
+        }
+    };
+    let waiting = timeout(DEADLINE, seen.wait_for(says("missing"))).await;
+    assert!(!waiting.unwrap().unwrap()[&ConditionName::LedgerServing].ok);
+    served.status.send_replace(Arc::new(some_of_everything()));
+    let serving = timeout(DEADLINE, seen.wait_for(says("in force"))).await;
+    assert!(serving.unwrap().unwrap()[&ConditionName::LedgerServing].ok);
+    served.end().await;
+}
+
+#[tokio::test]
+async fn alive_is_an_arbiter_that_answers() {
+    let mut served = Served::start(some_of_everything()).await;
+    let asked = tokio::spawn(get(served.address, "/healthz"));
+    answer(&mut served.calls, Ok(())).await;
+    assert_eq!(asked.await.unwrap(), (200, "ok\n".to_owned()));
+    served.end().await;
+}
+
+#[tokio::test]
+async fn a_full_disk_is_not_a_dead_arbiter() {
+    let mut served = Served::start(some_of_everything()).await;
+    let asked = tokio::spawn(get(served.address, "/healthz"));
+    let full = Error::NotSaved("no space left on device".to_owned());
+    answer(&mut served.calls, Err(full)).await;
+    assert_eq!(asked.await.unwrap().0, 200);
+    served.end().await;
+}
+
+#[tokio::test]
+async fn an_arbiter_that_has_ended_is_not_alive() {
+    let mut served = Served::start(some_of_everything()).await;
+    served.calls.close();
+    let (code, body) = served.get("/healthz").await;
+    assert_eq!((code, body.as_str()), (503, "the daemon is stopping\n"));
+    served.end().await;
+}
+
+#[tokio::test]
+async fn asking_where_no_daemon_is_says_so() {
+    let folder = TempDir::new().unwrap();
+    let error = admin::status(&folder.path().join("admin.sock")).await;
+    let error = error.unwrap_err();
+    assert!(matches!(error, ClientError::Connect { .. }));
+    assert!(error.to_string().contains("is gpu-bridge running"));
+}
