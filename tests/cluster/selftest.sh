@@ -1,10 +1,15 @@
 #!/usr/bin/env bash
-# selftest.sh: shows that the test cluster itself works, as this user and, for
-# root, side by side as a user without rights. Takes about 30 s when built.
+# selftest.sh [containerd]: shows that the test cluster itself works, as this
+# user and, for root, side by side as a user without rights; or else that it
+# works with containerd. Takes about 30 s when built.
 # Exit status 77: this machine cannot run a cluster.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
-"$here/build.sh"
+case ${1:-} in
+  '') "$here/build.sh" ;;
+  containerd) "$here/build-containerd.sh" ;;
+  *) echo "selftest.sh: $1 is not containerd" >&2; exit 2 ;;
+esac
 bin=$here/bin
 work=$(mktemp -d /tmp/gb-self.XXXX)
 chmod 755 "$work"
@@ -94,6 +99,35 @@ spec:
   - {name: main, image: any/image, env: [{name: NVIDIA_VISIBLE_DEVICES, value: GPU-aaaaaaaa-0000-0000-0000-000000000000}]}
 T
 
+# check_containerd STATE: one cluster with containerd from start to end.
+check_containerd() {
+  local state=$1 logs
+  states+=("$state")
+  mkdir "$state"
+  echo '[{"minor":0,"uuid":"GPU-aaaaaaaa-0000-0000-0000-000000000000"}]' > "$state/gpus.json"
+  "$bin/cluster" start "$state" --runtime containerd
+  k() { "$bin/kubectl" --kubeconfig "$state/admin.kubeconfig" --cache-dir "$work/cache" "$@"; }
+  sed -i 's|any/image|gpu-bridge.test/sleeper:1|' "$work/pod.yaml"
+  k apply -f "$work/pod.yaml" > /dev/null
+  k wait --for=condition=Ready pod/plain --timeout=60s > /dev/null
+  logs=$(cat "$state"/pod-logs/default_plain_*/main/0.log)
+  [[ $logs == *'{"devices":[],'* ]] || fail "a container without GPUs sees some: $logs"
+  passed "$state: a pod runs, and sees no GPU"
+  k delete pod plain > /dev/null
+  k apply -f "$work/pod.yaml" > /dev/null
+  k wait --for=condition=Ready pod/plain --timeout=60s > /dev/null
+  "$bin/cluster" down "$state" > /dev/null
+  until_true "all processes are gone" 30 no_process "$state"
+  until_true "all mounts are gone" 30 no_mount "$state"
+  [ -z "$(find /sys/fs/cgroup -type d -path "*/k8s.io/*" 2> /dev/null)" ] || fail "cgroups are left"
+  passed "$state: the end leaves no process, no mount, no cgroup"
+}
+
+if [ "${1:-}" = containerd ]; then
+  check_containerd "$work/s"
+  echo "selftest: passed in $SECONDS s"
+  exit 0
+fi
 if [ "$(id -u)" = 0 ] && command -v setpriv > /dev/null; then
   # A second cluster, so that the two run side by side, and one without root.
   mkdir "$work/n"
@@ -101,7 +135,7 @@ if [ "$(id -u)" = 0 ] && command -v setpriv > /dev/null; then
   states+=("$work/other")
   "$bin/cluster" start "$work/other" > /dev/null
   # That user need not be able to reach the programs where they are.
-  cp -rL "$bin/" "$work/bin"
+  cp -rL "$bin" "$work/bin"
   bin=$work/bin
   check "$work/n/s" setpriv --reuid 65534 --regid 65534 --clear-groups env HOME="$work/n"
   "$bin/cluster" control "$work/other" status > /dev/null || fail "the cluster beside it has suffered"

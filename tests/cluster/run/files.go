@@ -13,6 +13,10 @@ import (
 // listens on loopback only and lives as long as a test.
 const adminToken = "admin-token"
 
+// clusterDNS is named to the kubelet so that it does not warn each pod that
+// there is none. Nothing listens there.
+const clusterDNS = "10.96.0.10"
+
 // Folders below STATE. The first list is emptied at each start.
 var (
 	freshFolders = []string{
@@ -155,6 +159,7 @@ func (o *options) writeKubeletConfig() error {
 		"readOnlyPort":    0,
 		"authentication":  map[string]any{"anonymous": map[string]any{"enabled": true}, "webhook": map[string]any{"enabled": false}},
 		"authorization":   map[string]any{"mode": "AlwaysAllow"},
+		"clusterDNS":      []string{clusterDNS},
 		"podLogsDir":      o.path("pod-logs"),
 		"volumePluginDir": o.path("volume-plugins"),
 	}

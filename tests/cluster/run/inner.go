@@ -46,6 +46,11 @@ func runInside(state string) error {
 	if err := o.mountAll(); err != nil {
 		return err
 	}
+	if o.Runtime == runtimeContainerd {
+		if err := o.layOutContainerd(); err != nil {
+			return err
+		}
+	}
 	cl := &cluster{o: o, components: map[string]*component{}, failed: make(chan error, 1), began: time.Now()}
 	cl.api, err = newClient(o)
 	if err != nil {
@@ -82,6 +87,11 @@ func (cl *cluster) start() error {
 		}
 		for _, name := range stage {
 			if err := cl.components[name].waitHealthy(cl.left()); err != nil {
+				return err
+			}
+		}
+		if cl.o.Runtime == runtimeContainerd && stage[0] == "etcd" {
+			if err := cl.o.importImage(); err != nil {
 				return err
 			}
 		}
@@ -151,10 +161,14 @@ func (cl *cluster) define() {
 		"--log-level=warn", "--listen-client-urls="+o.etcdURL(), "--advertise-client-urls="+o.etcdURL(),
 		"--listen-peer-urls="+peer, "--initial-advertise-peer-urls="+peer, "--initial-cluster=test="+peer)
 
-	cl.add("cri", socketHealth(o.path("cri.sock")), append([]string{
-		filepath.Join(o.Bin, "fakecri"), "--listen=" + o.path("cri.sock"), "--record=" + o.path("cri.jsonl"),
-		"--cdi-dir=" + o.path("cdi"), "--gpus=" + o.GPUs, "--nvml-state=" + o.NVMLState, "--proc-root=" + o.path("proc"),
-	}, o.RuntimeFlags...)...)
+	cri := []string{filepath.Join(o.Bin, "containerd"), "--config=" + o.path("containerd.toml"), "--log-level=info"}
+	if o.Runtime == runtimeFake {
+		cri = []string{
+			filepath.Join(o.Bin, "fakecri"), "--listen=" + o.path("cri.sock"), "--record=" + o.path("cri.jsonl"),
+			"--cdi-dir=" + o.path("cdi"), "--gpus=" + o.GPUs, "--nvml-state=" + o.NVMLState, "--proc-root=" + o.path("proc"),
+		}
+	}
+	cl.add("cri", socketHealth(o.path("cri.sock")), append(cri, o.RuntimeFlags...)...)
 
 	api := append([]string{
 		kube, "kube-apiserver", "--etcd-servers=" + o.etcdURL(), "--advertise-address=" + o.Address,

@@ -6,6 +6,7 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"time"
@@ -20,6 +21,7 @@ const maxStateLen = 107 - len("/kubelet/plugins_registry/gpu.nvidia.com@reg.sock
 type options struct {
 	State           string        `json:"state"`
 	Bin             string        `json:"bin"`
+	Runtime         string        `json:"runtime"`
 	Node            string        `json:"node"`
 	Address         string        `json:"address"`
 	PortBase        int           `json:"port_base"`
@@ -34,11 +36,18 @@ type options struct {
 	ServiceAccount  string        `json:"service_account"`
 	GPUs            string        `json:"gpus"`
 	NVMLState       string        `json:"nvml_state"`
+	UntilEOF        bool          `json:"until_eof"`
 	// UserNamespace is set by the outer process when it had no root.
 	UserNamespace bool `json:"user_namespace"`
 	// OuterPID is the process that SIGKILL ends everything with.
 	OuterPID int `json:"outer_pid"`
 }
+
+// The container runtimes.
+const (
+	runtimeFake       = "fake"
+	runtimeContainerd = "containerd"
+)
 
 // path returns a path below the state folder.
 func (o *options) path(parts ...string) string {
@@ -82,6 +91,10 @@ func parseOptions(command, state string, args []string) (*options, error) {
 	o := &options{}
 	f := flag.NewFlagSet("cluster "+command+" STATE", flag.ContinueOnError)
 	f.StringVar(&o.Bin, "bin", "", "folder with the programs kube and fakecri (default: where this program is)")
+	if command == "up" {
+		f.BoolVar(&o.UntilEOF, "until-eof", false, "end when standard input ends, so that no cluster outlives a caller that is killed")
+	}
+	f.StringVar(&o.Runtime, "runtime", runtimeFake, "container runtime: fake or containerd")
 	f.StringVar(&o.Node, "node", "node-0", "name of the node")
 	f.StringVar(&o.Address, "address", "", "address of the node, not a loopback one (default: the first of this machine)")
 	f.IntVar(&o.PortBase, "port-base", 0, "first of ten ports; 0: the first free block from 16400 on")
@@ -111,13 +124,15 @@ func parseOptions(command, state string, args []string) (*options, error) {
 // complete fills in defaults and makes paths absolute: the inner process and
 // the components have other working folders.
 func (o *options) complete(state string) error {
-	executable, err := os.Executable()
+	self, err := exec.LookPath(os.Args[0])
 	if err != nil {
 		return err
 	}
 	o.State = state
 	if o.Bin == "" {
-		o.Bin = filepath.Dir(executable)
+		// Where this program was called by, which may be a link: the others are
+		// linked beside it.
+		o.Bin = filepath.Dir(self)
 	}
 	if o.GPUs == "" {
 		o.GPUs = filepath.Join(state, "gpus.json")
@@ -145,9 +160,23 @@ func (o *options) complete(state string) error {
 	if namespace, name, ok := strings.Cut(o.ServiceAccount, "/"); !ok || namespace == "" || name == "" {
 		return usageError(fmt.Sprintf("--service-account %q is not namespace/name", o.ServiceAccount))
 	}
-	for _, program := range []string{"kube", "fakecri"} {
+	return o.checkPrograms()
+}
+
+// checkPrograms looks for what the chosen runtime needs.
+func (o *options) checkPrograms() error {
+	programs, script := []string{"kube"}, "build.sh"
+	switch o.Runtime {
+	case runtimeFake:
+		programs = append(programs, "fakecri")
+	case runtimeContainerd:
+		programs, script = append(programs, containerdPrograms...), "build-containerd.sh"
+	default:
+		return usageError(fmt.Sprintf("--runtime %q is neither %s nor %s", o.Runtime, runtimeFake, runtimeContainerd))
+	}
+	for _, program := range programs {
 		if _, err := os.Stat(filepath.Join(o.Bin, program)); err != nil {
-			return usageError(fmt.Sprintf("%v: run tests/cluster/build.sh, or say --bin", err))
+			return usageError(fmt.Sprintf("%v: run tests/cluster/%s, or say --bin", err, script))
 		}
 	}
 	return nil

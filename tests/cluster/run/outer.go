@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"net"
 	"os"
@@ -68,18 +69,40 @@ func runOuter(o *options) error {
 		_ = inner.Process.Kill()
 		return err
 	}
-	signals := make(chan os.Signal, 1)
-	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	asked := make(chan struct{})
 	go func() {
-		<-signals
+		o.untilAsked()
+		close(asked)
 		_ = inner.Process.Kill()
 	}()
 	err = inner.Wait()
+	select {
+	case <-asked:
+		return nil
+	default:
+	}
 	var exit *exec.ExitError
 	if errors.As(err, &exit) && exit.ExitCode() > 0 {
 		return childStatus(exit.ExitCode())
 	}
 	return err
+}
+
+// untilAsked returns when somebody wants the cluster to end.
+func (o *options) untilAsked() {
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	ended := make(chan struct{})
+	if o.UntilEOF {
+		go func() {
+			_, _ = io.Copy(io.Discard, os.Stdin)
+			close(ended)
+		}()
+	}
+	select {
+	case <-signals:
+	case <-ended:
+	}
 }
 
 // startInner starts this program again in new namespaces. Root that lacks the
@@ -209,6 +232,8 @@ func startDetached(o *options, args []string) error {
 	}
 	defer log.Close()
 	command := exec.Command("/proc/self/exe", append([]string{"up"}, args...)...)
+	// The name that this program was called by leads to the others.
+	command.Args[0] = filepath.Join(o.Bin, "cluster")
 	command.Stdout, command.Stderr = log, log
 	command.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := command.Start(); err != nil {
@@ -269,6 +294,7 @@ func down(state string) error {
 			return fmt.Errorf("processes %s are still there %v after SIGKILL", strings.TrimSpace(string(text)), goneDeadline)
 		}
 	}
+	removeCgroups(state)
 	for _, name := range []string{"ready", "pids", "control.sock"} {
 		_ = os.Remove(filepath.Join(state, name))
 	}

@@ -31,7 +31,11 @@ func TestMistakesOnTheCommandLineAreNamed(t *testing.T) {
 		{"a state path that is too long", long, func() error { return (&options{Bin: "/", ServiceAccount: "a/b"}).complete(long) }},
 		{"a state that the cluster hides", "/var/lib", func() error { return (&options{ServiceAccount: "a/b"}).complete("/var/lib/x") }},
 		{"a service account without namespace", `"bridge"`, func() error { _, err := testOptions(t, "--service-account=bridge"); return err }},
-		{"no programs", "build.sh", func() error { return (&options{Bin: "/nowhere", ServiceAccount: "a/b"}).complete("/tmp/s") }},
+		{"no programs", "build.sh", func() error {
+			return (&options{Bin: "/nowhere", Runtime: runtimeFake, ServiceAccount: "a/b"}).complete("/tmp/s")
+		}},
+		{"a runtime that nobody knows", `"docker"`, func() error { _, err := testOptions(t, "--runtime=docker"); return err }},
+		{"no containerd", "build-containerd.sh", func() error { _, err := testOptions(t, "--runtime=containerd"); return err }},
 		{"a word too many", `"extra"`, func() error { _, err := testOptions(t, "extra"); return err }},
 	}
 	for _, c := range cases {
