@@ -30,7 +30,10 @@ func (o *options) daemonIdentity(c *client) error {
 	var node struct {
 		Metadata metadata `json:"metadata"`
 	}
-	if err := c.get("/api/v1/nodes/"+o.Node, &node); err != nil {
+	// A node that was deleted comes back some seconds after its kubelet has
+	// started.
+	err := await("node "+o.Node+" exists", applyDeadline, func() error { return c.get("/api/v1/nodes/"+o.Node, &node) }, nil)
+	if err != nil {
 		return err
 	}
 	request := map[string]any{

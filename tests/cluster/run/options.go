@@ -154,6 +154,11 @@ func (o *options) complete(state string) error {
 			}
 		}
 	}
+	for _, file := range o.Apply {
+		if _, err := os.Stat(file); err != nil {
+			return usageError(fmt.Sprintf("--apply: %v", err))
+		}
+	}
 	if len(o.State) > maxStateLen {
 		return usageError(fmt.Sprintf("the state folder's path has %d bytes, and with more than %d its sockets cannot be reached: use a shorter one than %s", len(o.State), maxStateLen, o.State))
 	}

@@ -36,6 +36,7 @@ func TestMistakesOnTheCommandLineAreNamed(t *testing.T) {
 		}},
 		{"a runtime that nobody knows", `"docker"`, func() error { _, err := testOptions(t, "--runtime=docker"); return err }},
 		{"no containerd", "build-containerd.sh", func() error { _, err := testOptions(t, "--runtime=containerd"); return err }},
+		{"a file that is not there", "nope.yaml", func() error { _, err := testOptions(t, "--apply=nope.yaml"); return err }},
 		{"a word too many", `"extra"`, func() error { _, err := testOptions(t, "extra"); return err }},
 	}
 	for _, c := range cases {
@@ -48,7 +49,7 @@ func TestMistakesOnTheCommandLineAreNamed(t *testing.T) {
 }
 
 func TestPathsAreMadeAbsolute(t *testing.T) {
-	o, err := testOptions(t, "--apply=rbac.yaml", "--gpus=gpus.json")
+	o, err := testOptions(t, "--apply=run_test.go", "--gpus=gpus.json")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -56,7 +57,7 @@ func TestPathsAreMadeAbsolute(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if o.Apply[0] != filepath.Join(here, "rbac.yaml") || o.GPUs != filepath.Join(here, "gpus.json") {
+	if o.Apply[0] != filepath.Join(here, "run_test.go") || o.GPUs != filepath.Join(here, "gpus.json") {
 		t.Errorf("%v, %v", o.Apply, o.GPUs)
 	}
 	if o.NVMLState != "/tmp/s/nvml" {
