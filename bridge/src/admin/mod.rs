@@ -15,9 +15,10 @@ mod listen;
 mod page;
 mod server;
 
+pub use crate::uds::PATH_LIMIT_BYTES as SOCKET_PATH_LIMIT_BYTES;
 pub use client::{ClientError, status};
 pub use conditions::{Condition, ConditionName, Conditions};
-pub use listen::{ListenError, http_listener, socket_listener};
+pub use listen::{ListenError, http_listener};
 pub use page::{
     ClaimOfferPage, ConditionPage, CountedOfferPage, HoldPage, HolderPage, LimitsPage, OffersPage,
     ReadyPage, StatusPage, UnitPage, WeightsPage,

@@ -14,14 +14,16 @@ use axum::serve::Listener;
 use axum::{Json, Router};
 use bridge_core::Standing;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::{TcpListener, UnixListener};
+use tokio::net::{TcpListener, UnixStream};
 use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Sleep, sleep, timeout};
+use tokio_stream::StreamExt as _;
 use tokio_util::sync::CancellationToken;
 
 use super::conditions::{ConditionName, Conditions};
 use super::page::{ReadyPage, StatusPage};
 use crate::arbiter::{Error as ArbiterError, Handle, Observation};
+use crate::uds;
 
 /// Connections at once on each listener: some probes, a scraper and a few admins. More of them must not take the
 /// file descriptors that the ledger needs.
@@ -50,8 +52,8 @@ pub struct Sources {
 pub struct Listeners {
     /// From [`http_listener`](super::http_listener).
     pub http: TcpListener,
-    /// From [`socket_listener`](super::socket_listener).
-    pub socket: UnixListener,
+    /// The admin socket: root and our own user may ask.
+    pub socket: uds::Socket,
 }
 
 /// Serves until `stop`, and reports [`ConditionName::LedgerServing`] meanwhile. What is being answered at that
@@ -72,8 +74,10 @@ pub async fn run(
             sources: sources.clone(),
             answered: Mutex::new(None),
         }));
+    // The file goes when this function ends.
+    let (socket, _file) = listeners.socket.into_parts();
     let http = axum::serve(Limited::new(listeners.http), pages.clone());
-    let socket = axum::serve(Limited::new(listeners.socket), pages);
+    let socket = axum::serve(Limited::new(Callers(socket)), pages);
     tokio::select! {
         done = http.into_future() => done,
         done = socket.into_future() => done,
@@ -165,6 +169,27 @@ async fn report_ledger(sources: &Sources) {
         if status.changed().await.is_err() {
             return;
         }
+    }
+}
+
+/// The admin socket as a listener.
+struct Callers(uds::Incoming);
+
+impl Listener for Callers {
+    type Io = UnixStream;
+    type Addr = ();
+
+    async fn accept(&mut self) -> (Self::Io, Self::Addr) {
+        loop {
+            // Never ends and never fails: see `uds::Incoming`.
+            if let Some(Ok(stream)) = self.0.next().await {
+                return (stream, ());
+            }
+        }
+    }
+
+    fn local_addr(&self) -> io::Result<Self::Addr> {
+        Ok(())
     }
 }
 

@@ -7,11 +7,10 @@ use std::path::{Path, PathBuf};
 use bridge_core::PodUid;
 use clap::Args;
 
+use crate::admin::SOCKET_PATH_LIMIT_BYTES;
+
 /// Driver name and folder of its state below `<kubelet-dir>/plugins`.
 const DRIVER: &str = "gpu.nvidia.com";
-/// `sun_path` of a unix socket holds 108 bytes with the closing NUL (`unix(7)`); four are kept for the name under
-/// which the socket is made before it is moved to its place.
-const SOCKET_PATH_LIMIT: usize = 103;
 /// The longest DNS subdomain: node names are such (`metadata.name` of a Node).
 const NODE_NAME_LIMIT: usize = 253;
 
@@ -255,12 +254,12 @@ impl Found {
 
     fn socket(&mut self, flag: &'static str, path: &Path) {
         let length = path.as_os_str().len();
-        if length > SOCKET_PATH_LIMIT {
+        if length > SOCKET_PATH_LIMIT_BYTES {
             self.wrong(
                 flag,
                 Some(path.display().to_string()),
                 format!(
-                    "is {length} bytes long, and a unix socket's path may have {SOCKET_PATH_LIMIT}; \
+                    "is {length} bytes long, and a unix socket's path may have {SOCKET_PATH_LIMIT_BYTES}; \
                      give a shorter --admin-socket or --state-dir"
                 ),
             );
