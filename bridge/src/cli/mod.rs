@@ -5,13 +5,18 @@
 //! read one file.
 
 mod run;
+mod status;
+mod table;
 
-use std::io::Write as _;
+use std::io::{self, Write as _};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand, ValueEnum};
 
 pub use run::{Mistake, Mistakes, RunArgs, RunOptions};
+pub use status::StatusArgs;
+
+use crate::admin::ClientError;
 
 /// Exit code of a verb that failed while it ran.
 const FAILURE: u8 = 1;
@@ -42,6 +47,8 @@ pub struct Cli {
 pub enum Command {
     /// Runs the daemon of this node until it is told to stop.
     Run(Box<RunArgs>),
+    /// Shows who has which GPU on this node, and what the daemon still waits for.
+    Status(StatusArgs),
 }
 
 /// How log lines are written.
@@ -63,6 +70,12 @@ pub enum Error {
     /// The daemon ended with an error.
     #[error("the daemon ended")]
     Daemon(#[source] anyhow::Error),
+    /// The daemon could not be asked.
+    #[error("no status")]
+    Status(#[from] ClientError),
+    /// The answer could not be written.
+    #[error("the answer could not be written to standard output")]
+    Output(#[from] io::Error),
 }
 
 impl Error {
@@ -71,7 +84,7 @@ impl Error {
     pub fn exit_code(&self) -> ExitCode {
         ExitCode::from(match self {
             Self::Usage(_) => USAGE,
-            Self::Daemon(_) => FAILURE,
+            Self::Daemon(_) | Self::Status(_) | Self::Output(_) => FAILURE,
         })
     }
 
@@ -84,7 +97,7 @@ impl Error {
             cause = error.source();
         }
         // Nobody is left to tell when standard error is closed.
-        let _ = writeln!(std::io::stderr(), "{text}");
+        let _ = writeln!(io::stderr(), "{text}");
     }
 }
 
@@ -99,8 +112,14 @@ impl Cli {
                 let options = args.check()?;
                 crate::daemon::run(options).await.map_err(Error::Daemon)
             }
+            Command::Status(args) => print(&args.ask().await?),
         }
     }
+}
+
+fn print(text: &str) -> Result<(), Error> {
+    io::stdout().write_all(text.as_bytes())?;
+    Ok(())
 }
 
 #[cfg(test)]

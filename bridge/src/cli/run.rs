@@ -324,7 +324,10 @@ mod tests {
 
     fn parse(flags: &[&str]) -> RunArgs {
         let line = ["gpu-bridge", "run"].iter().chain(flags);
-        let Command::Run(args) = Cli::try_parse_from(line).unwrap().command;
+        let cli = Cli::try_parse_from(line).unwrap();
+        let Command::Run(args) = cli.command else {
+            panic!("'run' is read as another command")
+        };
         *args
     }
 

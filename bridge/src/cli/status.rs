@@ -1,0 +1,204 @@
+//! `gpu-bridge status`: who has which GPU on this node, as the daemon here says.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+
+use super::run::{default_admin_socket, default_state_dir};
+use super::table::Table;
+use crate::admin::{self, ClientError, HoldPage, HolderPage, StatusPage, UnitPage};
+
+/// The flags of `status`.
+#[derive(Debug, Clone, Args)]
+pub struct StatusArgs {
+    /// Socket of the daemon [default: <state-dir>/admin.sock].
+    #[arg(long, env = "GPU_BRIDGE_ADMIN_SOCKET", value_name = "PATH")]
+    admin_socket: Option<PathBuf>,
+    /// The daemon's --state-dir [default: <kubelet-dir>/plugins/gpu.nvidia.com].
+    #[arg(long, env = "GPU_BRIDGE_STATE_DIR", value_name = "DIR")]
+    state_dir: Option<PathBuf>,
+    /// The daemon's --kubelet-dir.
+    #[arg(
+        long,
+        env = "GPU_BRIDGE_KUBELET_DIR",
+        value_name = "DIR",
+        default_value = "/var/lib/kubelet"
+    )]
+    kubelet_dir: PathBuf,
+    /// How the answer is written.
+    #[arg(long, short, value_enum, default_value_t)]
+    output: Output,
+}
+
+/// How the answer is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+enum Output {
+    /// One line per hold.
+    #[default]
+    Table,
+    /// The page of /status.
+    Json,
+}
+
+impl StatusArgs {
+    /// Asks the daemon; returns the text to print.
+    ///
+    /// # Errors
+    /// The daemon is not there, or does not answer with a status page.
+    pub(super) async fn ask(self) -> Result<String, ClientError> {
+        let socket = self.admin_socket.unwrap_or_else(|| {
+            let state_dir = self
+                .state_dir
+                .unwrap_or_else(|| default_state_dir(&self.kubelet_dir));
+            default_admin_socket(&state_dir)
+        });
+        let page = admin::status(&socket).await?;
+        Ok(match self.output {
+            Output::Table => describe(&page),
+            Output::Json => {
+                serde_json::to_string_pretty(&page).expect("a page of texts and numbers is JSON")
+                    + "\n"
+            }
+        })
+    }
+}
+
+/// The page as a person reads it.
+fn describe(page: &StatusPage) -> String {
+    let mut text = format!(
+        "node {}, mode {}, limits: legacy {}, dra {}\nledger {}, generation {}\n\n",
+        page.node,
+        page.mode,
+        limit(page.limits.legacy),
+        limit(page.limits.dra),
+        page.standing,
+        page.generation
+    );
+    let mut table = Table::new(["GPU", "UUID", "PRODUCT", "STATE", "HOLDER", "FACE", "SINCE"]);
+    for unit in &page.units {
+        add_rows(&mut table, unit);
+    }
+    text.push_str(&table.to_string());
+    let notes: Vec<String> = substitutions(page).chain(unmet(page)).collect();
+    if !notes.is_empty() {
+        text.push('\n');
+    }
+    for note in notes {
+        text.push_str(&note);
+        text.push('\n');
+    }
+    text
+}
+
+fn add_rows(table: &mut Table<7>, unit: &UnitPage) {
+    let mut row = |state: &str, holder: String, face: &str, since: String| {
+        table.add([
+            unit.device.clone(),
+            unit.unit.clone(),
+            unit.product.clone(),
+            state.to_owned(),
+            holder,
+            face.to_owned(),
+            since,
+        ]);
+    };
+    if unit.holds.is_empty() {
+        row(&unit.state, "-".to_owned(), &unit.side, "-".to_owned());
+        return;
+    }
+    for hold in &unit.holds {
+        let state = if unit.present {
+            hold.phase.clone()
+        } else {
+            format!("{}, GPU lost", hold.phase)
+        };
+        let face = hold.face.as_deref().unwrap_or("-");
+        row(&state, holder(hold), face, seconds(&hold.since));
+    }
+}
+
+fn holder(hold: &HoldPage) -> String {
+    let name = |holder: &HolderPage| format!("{}/{}", holder.namespace, holder.name);
+    let named = match (&hold.pod, &hold.claim) {
+        (Some(pod), _) => Some(format!("pod {}", name(pod))),
+        (None, Some(claim)) => Some(format!("claim {}", name(claim))),
+        (None, None) => None,
+    };
+    match (hold.cause.as_deref(), named) {
+        (Some("Lingering"), Some(named)) => format!("{named} (ended, its process runs on)"),
+        (Some("Lingering"), None) => "a counted pod (ended, its process runs on)".to_owned(),
+        (Some("UnknownUnitOf"), Some(named)) => format!("perhaps {named}"),
+        (Some(_), _) => "an unknown process".to_owned(),
+        (None, Some(named)) => named,
+        (None, None) => "a counted pod (not seen yet)".to_owned(),
+    }
+}
+
+fn substitutions(page: &StatusPage) -> impl Iterator<Item = String> {
+    page.units.iter().filter_map(|unit| {
+        let id = unit.id.as_ref().filter(|id| **id != unit.unit)?;
+        Some(format!(
+            "The kubelet's id {id} stands for {} ({}) now.",
+            unit.device, unit.unit
+        ))
+    })
+}
+
+fn unmet(page: &StatusPage) -> impl Iterator<Item = String> {
+    let unmet = page.conditions.iter().filter(|condition| !condition.ok);
+    unmet.map(|condition| {
+        format!(
+            "{} is not met since {}: {}",
+            condition.name,
+            seconds(&condition.since),
+            condition.message
+        )
+    })
+}
+
+fn limit(limit: Option<u32>) -> String {
+    limit.map_or_else(|| "none".to_owned(), |limit| limit.to_string())
+}
+
+/// The time without its milliseconds, which nobody wants in a table.
+fn seconds(time: &str) -> String {
+    match time.split_once('.') {
+        Some((seconds, _)) => format!("{seconds}Z"),
+        None => time.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use expect_test::expect;
+
+    use super::*;
+
+    #[test]
+    fn the_table_names_every_holder_in_words() {
+        let golden = include_str!("../../../tests/golden/status.json");
+        let mut page: StatusPage = serde_json::from_str(golden).unwrap();
+        page.units[1].id = Some("GPU-9".to_owned());
+        page.units[3].present = false;
+        expect![[r#"
+            node node-1, mode both, limits: legacy 5, dra none
+            ledger Serving, generation 12
+
+            GPU     UUID    PRODUCT                STATE               HOLDER                                           FACE    SINCE
+            gpu-0   GPU-0   NVIDIA H100 80GB HBM3  Granted             a counted pod (not seen yet)                     legacy  2026-09-21T14:13:20Z
+            gpu-1   GPU-1   NVIDIA H100 80GB HBM3  Bound               pod default/counted                              legacy  2026-09-21T14:13:20Z
+            gpu-2   GPU-2   NVIDIA H100 80GB HBM3  Reserved            claim train/llm                                  dra     2026-09-21T14:13:20Z
+            gpu-3   GPU-3   NVIDIA H100 80GB HBM3  Prepared, GPU lost  claim train/llm                                  dra     2026-09-21T14:13:20Z
+            gpu-4   GPU-4   NVIDIA H100 80GB HBM3  Foreign             an unknown process                               -       2026-09-21T14:13:20Z
+            gpu-5   GPU-5   NVIDIA H100 80GB HBM3  Foreign             pod default/killed (ended, its process runs on)  -       2026-09-21T14:13:20Z
+            gpu-6   GPU-6   NVIDIA H100 80GB HBM3  Foreign             claim train/llm (ended, its process runs on)     -       2026-09-21T14:13:20Z
+            gpu-7   GPU-7   NVIDIA H100 80GB HBM3  Foreign             perhaps pod default/old                          -       2026-09-21T14:13:20Z
+            gpu-8   GPU-8   NVIDIA H100 80GB HBM3  FreeLegacy          -                                                legacy  -
+            gpu-9   GPU-9   NVIDIA H100 80GB HBM3  FreeDra             -                                                dra     -
+            gpu-10  GPU-10  NVIDIA H100 80GB HBM3  Lost                -                                                dra     -
+
+            The kubelet's id GPU-9 stands for gpu-1 (GPU-1) now.
+            NvmlAnswering is not met since 2026-09-21T14:13:22Z: no library: libnvidia-ml.so.1
+        "#]].assert_eq(&describe(&page));
+    }
+}
