@@ -1,1 +1,45 @@
-//! Placeholder.
+//! The DRA face: the kubelet's DRA plugin API, the claims behind it, and the ResourceSlice.
+//!
+//! Three long tasks, which the daemon starts on their own:
+//!
+//! - [`register::run`] serves `NodePrepareResources` and `NodeUnprepareResources`, v1 and v1beta1, and registers the
+//!   driver with the kubelet;
+//! - [`claims::run`] watches which claims are allocated to this node's pool;
+//! - [`slices::run`] keeps the node's ResourceSlice as the offers want it.
+//!
+//! The face decides nothing: it translates, waits and writes. It must not know the device plugin face, nor `store`,
+//! `cdi` or `inventory`. Protobuf types stop in `wire`, Kubernetes types in `claims` and `slices`.
+
+pub mod claims;
+mod follow;
+mod listener;
+mod opaque;
+pub mod register;
+mod service;
+pub mod slices;
+mod wire;
+
+use std::fmt::Write as _;
+
+pub use opaque::Error as ConfigError;
+pub use register::{Place, RegistrationState};
+pub use service::{ASK_AGAIN, CALL_LIMIT, WAIT_LIMIT};
+pub use slices::{PublishState, TaintSupport};
+
+/// The driver's name: in claims, slices, DeviceClasses and socket paths. Users have written it into their claims.
+pub const DRIVER: &str = "gpu.nvidia.com";
+
+/// Key of the taint on devices that no new claim may get; its value is `TaintReason::as_str`.
+pub const TAINT_KEY: &str = "gpu-bridge.dev/unit";
+
+/// An error with all its causes.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        // Writing to a String can't fail.
+        let _ = write!(text, ": {error}");
+        cause = error.source();
+    }
+    text
+}

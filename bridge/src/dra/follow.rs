@@ -1,0 +1,361 @@
+//! List and watch of one kind of object, told as events.
+//!
+//! It differs from `kube::runtime::watcher` in what the bridge must know: whether a watch is running *now*. There,
+//! a watch that was broken and runs again says nothing until the next object changes; here, that is
+//! [`Event::Running`]. It also lets go of each page of a list before it asks for the next.
+
+use std::fmt;
+use std::hash::{BuildHasher, RandomState};
+use std::pin::pin;
+use std::time::Duration;
+
+use futures::stream::BoxStream;
+use futures::{StreamExt, TryStreamExt};
+use kube::api::{ListParams, WatchParams};
+use kube::core::WatchEvent;
+use kube::{Api, Resource};
+use serde::de::DeserializeOwned;
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep, timeout, timeout_at};
+use tracing::{debug, info, warn};
+
+use super::chain;
+
+/// How long a watch runs before it is opened anew where nothing else ends it. It also bounds how long a connection
+/// that died in silence goes unnoticed. client-go uses 5 to 10 minutes; shorter costs the server a request each.
+const WATCH_TIME: Duration = Duration::from_secs(240);
+
+/// What a watch may run over its time before it counts as dead.
+const WATCH_MARGIN: Duration = Duration::from_secs(10);
+
+/// How long the server may take to answer a list (per page), or to open a watch.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// After this long without a running watch what was seen counts as unknown, and everything is listed anew. Shorter
+/// breaks (a closed connection, an API server that restarts) change nothing: the watch goes on where it ended.
+pub(super) const UNKNOWN_AFTER: Duration = Duration::from_secs(10);
+
+/// Pause before the first retry; it doubles with each.
+const RETRY_FIRST: Duration = Duration::from_millis(250);
+
+/// The longest pause. A restarted API server is noticed within it; some thousand nodes then come back spread over it.
+const RETRY_LAST: Duration = Duration::from_secs(15);
+
+/// An error that stays the same is logged once in this time.
+const LOG_AGAIN: Duration = Duration::from_secs(60);
+
+/// What is to be followed.
+#[derive(Debug, Clone)]
+pub(super) struct Config {
+    /// The plural name, for the log.
+    pub(super) what: &'static str,
+    /// Field selector.
+    pub(super) fields: Option<String>,
+    /// Objects per page of a list.
+    pub(super) page_size: u32,
+    /// What follows when a watch has run its time.
+    pub(super) after: After,
+}
+
+/// What follows when a watch has run its time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum After {
+    /// The next watch goes on where it ended.
+    Resume,
+    /// Everything is listed anew. A list shows what a watch has lost (k/k#132683).
+    Relist(
+        /// The time of a watch.
+        Duration,
+    ),
+}
+
+/// What was seen.
+#[derive(Debug)]
+pub(super) enum Event<T> {
+    /// All there is.
+    Listed(Vec<T>),
+    /// One was made or changed.
+    Applied(T),
+    /// One is gone.
+    Deleted(T),
+    /// The watch runs: what was missed, if anything, comes now.
+    Running,
+    /// No watch for [`UNKNOWN_AFTER`]: what was seen is out of date. The next event is a list.
+    Unknown,
+}
+
+/// Follows until the receiver is dropped. An API server that is away is waited for.
+///
+/// `digest` makes of an object what is kept of it; of a list only what `keep` wants is kept.
+pub(super) async fn run<K, T>(
+    api: Api<K>,
+    config: Config,
+    digest: impl Fn(K) -> T + Send + Sync,
+    keep: impl Fn(&T) -> bool + Send + Sync,
+    events: mpsc::Sender<Event<T>>,
+) where
+    K: Resource + Clone + DeserializeOwned + fmt::Debug + Send + 'static,
+    T: Send,
+{
+    let mut complaints = Complaints::new(config.what);
+    let follower = Follower {
+        api,
+        config,
+        digest,
+        keep,
+        events,
+    };
+    let mut at = None;
+    let mut lost = None;
+    loop {
+        let Some((stream, version)) = follower.connect(at, lost, &mut complaints).await else {
+            return;
+        };
+        let Some(end) = follower.pass_on(stream, version).await else {
+            return;
+        };
+        if let Some(error) = &end.error {
+            complaints.about(error);
+        }
+        at = end.version;
+        lost = Some(Instant::now());
+    }
+}
+
+struct Follower<K, D, W, T> {
+    api: Api<K>,
+    config: Config,
+    digest: D,
+    keep: W,
+    events: mpsc::Sender<Event<T>>,
+}
+
+type Stream<K> = BoxStream<'static, kube::Result<WatchEvent<K>>>;
+
+/// Where a watch ended.
+struct End {
+    /// From where the next can go on; `None`: it can't.
+    version: Option<String>,
+    error: Option<String>,
+}
+
+impl<K, D, W, T> Follower<K, D, W, T>
+where
+    K: Resource + Clone + DeserializeOwned + fmt::Debug + Send + 'static,
+    D: Fn(K) -> T + Send + Sync,
+    W: Fn(&T) -> bool + Send + Sync,
+    T: Send,
+{
+    /// Tries until a watch runs. `None`: nobody listens any more.
+    async fn connect(
+        &self,
+        version: Option<String>,
+        lost: Option<Instant>,
+        complaints: &mut Complaints,
+    ) -> Option<(Stream<K>, String)> {
+        let connected = match lost {
+            None => self.try_on(version, complaints).await?,
+            Some(lost) => {
+                let resumed = {
+                    let trying = pin!(self.try_on(version, complaints));
+                    timeout_at(lost + UNKNOWN_AFTER, trying).await.ok()
+                };
+                match resumed {
+                    Some(connected) => connected?,
+                    None => {
+                        self.events.send(Event::Unknown).await.ok()?;
+                        self.try_on(None, complaints).await?
+                    }
+                }
+            }
+        };
+        complaints.none();
+        self.events.send(Event::Running).await.ok()?;
+        Some(connected)
+    }
+
+    async fn try_on(
+        &self,
+        mut version: Option<String>,
+        complaints: &mut Complaints,
+    ) -> Option<(Stream<K>, String)> {
+        let mut pause = RETRY_FIRST;
+        loop {
+            match self.attempt(&mut version).await {
+                Ok(stream) => return Some((stream, version?)),
+                Err(Failed::NobodyListens) => return None,
+                Err(Failed::Error(error)) => complaints.about(&error),
+            }
+            sleep(spread(pause)).await;
+            pause = (pause * 2).min(RETRY_LAST);
+        }
+    }
+
+    /// Lists where `version` names no place to go on from, then opens the watch.
+    async fn attempt(&self, version: &mut Option<String>) -> Result<Stream<K>, Failed> {
+        let from = match version {
+            Some(from) => from.clone(),
+            None => {
+                let (all, listed) = self.list().await?;
+                self.events
+                    .send(Event::Listed(all))
+                    .await
+                    .map_err(|_| Failed::NobodyListens)?;
+                version.insert(listed).clone()
+            }
+        };
+        let seconds = u32::try_from(self.watch_time().as_secs()).unwrap_or(u32::MAX);
+        let mut params = WatchParams::default().timeout(seconds);
+        if let Some(fields) = &self.config.fields {
+            params = params.fields(fields);
+        }
+        match timeout(ANSWER_TIMEOUT, self.api.watch(&params, &from)).await {
+            Err(_) => Err(Failed::Error(no_answer("watch"))),
+            Ok(Ok(stream)) => Ok(stream.boxed()),
+            Ok(Err(error)) => {
+                if let kube::Error::Api(status) = &error
+                    && status.code == EXPIRED
+                {
+                    *version = None;
+                }
+                Err(Failed::Error(chain(&error)))
+            }
+        }
+    }
+
+    async fn list(&self) -> Result<(Vec<T>, String), Failed> {
+        let mut kept = Vec::new();
+        let mut params = ListParams::default().limit(self.config.page_size);
+        if let Some(fields) = &self.config.fields {
+            params = params.fields(fields);
+        }
+        loop {
+            let page = match timeout(ANSWER_TIMEOUT, self.api.list(&params)).await {
+                Err(_) => return Err(Failed::Error(no_answer("list"))),
+                Ok(Err(error)) => return Err(Failed::Error(chain(&error))),
+                Ok(Ok(page)) => page,
+            };
+            kept.extend(page.items.into_iter().map(&self.digest).filter(&self.keep));
+            match page.metadata.continue_.filter(|token| !token.is_empty()) {
+                Some(token) => params = params.continue_token(&token),
+                None => {
+                    let version = page.metadata.resource_version.ok_or_else(|| {
+                        Failed::Error("the list has no resourceVersion".to_owned())
+                    })?;
+                    return Ok((kept, version));
+                }
+            }
+        }
+    }
+
+    fn watch_time(&self) -> Duration {
+        match self.config.after {
+            After::Resume => WATCH_TIME,
+            After::Relist(time) => time,
+        }
+    }
+
+    /// Passes events on until the watch ends. `None`: nobody listens any more.
+    async fn pass_on(&self, mut stream: Stream<K>, mut version: String) -> Option<End> {
+        let deadline = Instant::now() + self.watch_time() + WATCH_MARGIN;
+        let error = loop {
+            let event = match timeout_at(deadline, stream.try_next()).await {
+                Err(_) => break Some("the watch did not end in its time".to_owned()),
+                Ok(Err(error)) => break Some(chain(&error)),
+                Ok(Ok(None)) => break None,
+                Ok(Ok(Some(event))) => event,
+            };
+            let told = match event {
+                WatchEvent::Added(object) | WatchEvent::Modified(object) => {
+                    advance(&mut version, &object);
+                    Event::Applied((self.digest)(object))
+                }
+                WatchEvent::Deleted(object) => {
+                    advance(&mut version, &object);
+                    Event::Deleted((self.digest)(object))
+                }
+                WatchEvent::Bookmark(bookmark) => {
+                    version = bookmark.metadata.resource_version;
+                    continue;
+                }
+                WatchEvent::Error(status) => {
+                    debug!(
+                        what = self.config.what,
+                        code = status.code,
+                        "watch ended by the server"
+                    );
+                    return Some(End {
+                        version: None,
+                        error: (status.code != EXPIRED).then(|| status.message.clone()),
+                    });
+                }
+            };
+            self.events.send(told).await.ok()?;
+        };
+        let version = match self.config.after {
+            After::Resume => Some(version),
+            After::Relist(_) => None,
+        };
+        Some(End { version, error })
+    }
+}
+
+/// HTTP status of a resource version that is too old to go on from.
+const EXPIRED: u16 = 410;
+
+enum Failed {
+    NobodyListens,
+    Error(String),
+}
+
+fn no_answer(to: &str) -> String {
+    format!(
+        "no answer to the {to} within {} s",
+        ANSWER_TIMEOUT.as_secs()
+    )
+}
+
+fn advance<K: Resource>(version: &mut String, object: &K) {
+    if let Some(newer) = &object.meta().resource_version {
+        version.clone_from(newer);
+    }
+}
+
+/// Between half and all of a pause, so that the nodes of a cluster do not come back in step.
+fn spread(pause: Duration) -> Duration {
+    let half = pause / 2;
+    let part = u32::try_from(RandomState::new().hash_one(0_u8) % 1024).unwrap_or(0);
+    half + half * part / 1024
+}
+
+/// Logs an error when it is new, and then once in a while.
+pub(super) struct Complaints {
+    what: &'static str,
+    last: Option<(String, Instant)>,
+}
+
+impl Complaints {
+    pub(super) fn new(what: &'static str) -> Self {
+        Self { what, last: None }
+    }
+
+    pub(super) fn about(&mut self, error: &str) {
+        if let Some((text, at)) = &self.last
+            && text == error
+            && at.elapsed() < LOG_AGAIN
+        {
+            return;
+        }
+        warn!(
+            what = self.what,
+            error, "the API server does not serve this; it is tried again"
+        );
+        self.last = Some((error.to_owned(), Instant::now()));
+    }
+
+    pub(super) fn none(&mut self) {
+        if self.last.take().is_some() {
+            info!(what = self.what, "the API server serves this again");
+        }
+    }
+}

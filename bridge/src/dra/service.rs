@@ -1,0 +1,291 @@
+//! `NodePrepareResources` and `NodeUnprepareResources`: what happens between the kubelet's call and the arbiter.
+//!
+//! Each claim of a call goes its own way and gets its own answer, whatever becomes of the others. Prepare reads the
+//! claim from the API server, because the kubelet sends its name alone; Unprepare never does, because the claim
+//! may be gone.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bridge_core::{ClaimRef, ClaimUid, PrepareRequest, Refusal};
+use futures::StreamExt;
+use kube::Client;
+use tokio::time::{Instant, sleep_until, timeout_at};
+use tokio_util::sync::CancellationToken;
+use tracing::{Instrument, debug, info, info_span, warn};
+
+use super::claims;
+use super::wire::{Prepared, Unprepared};
+use crate::arbiter::{self, Handle, PrepareReply, PreparedReply};
+
+/// How long Prepare waits for a unit that may become free. The kubelet comes back only after 77-89 s, so waiting
+/// is better than an early no; it gives a call 45 s.
+pub const WAIT_LIMIT: Duration = Duration::from_secs(10);
+
+/// How often Prepare asks again while it waits, if nothing in the pool changes.
+pub const ASK_AGAIN: Duration = Duration::from_millis(250);
+
+/// The shortest time between two questions: a pool that changes all the time is not asked all the time.
+const ASK_PAUSE: Duration = Duration::from_millis(20);
+
+/// When a call has run this long, the claims that have no answer yet get one: far enough below the kubelet's 45 s
+/// (`dra_proto::CALL_TIMEOUT`), after which it would ignore all answers of the call.
+pub const CALL_LIMIT: Duration = Duration::from_secs(30);
+
+/// Claims of one call that are worked on at once. A pod has a few; this keeps one call from filling the API
+/// server's and the arbiter's queues.
+const CLAIMS_AT_ONCE: usize = 16;
+
+/// A claim as the kubelet names it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Asked {
+    pub(super) namespace: String,
+    pub(super) name: String,
+    pub(super) uid: String,
+}
+
+/// Why a claim was not prepared. `Display` is for the pod's event.
+#[derive(Debug, thiserror::Error)]
+enum Why {
+    #[error(transparent)]
+    Claim(#[from] claims::Error),
+    #[error("{0}")]
+    Refused(Refusal),
+    #[error("claim {claim} was not {verb}: {error}. {}", advice(.error))]
+    Arbiter {
+        claim: ClaimRef,
+        verb: &'static str,
+        error: arbiter::Error,
+    },
+    #[error(
+        "claim {claim} was not {verb} within {} s. The kubelet tries again by itself; if this stays, see gpu-bridge's log.",
+        CALL_LIMIT.as_secs()
+    )]
+    TimeIsUp { claim: ClaimRef, verb: &'static str },
+}
+
+fn advice(error: &arbiter::Error) -> &'static str {
+    match error {
+        arbiter::Error::NotSaved(_) => {
+            "The kubelet tries again by itself; make room on the file system of gpu-bridge's state directory, or look at its errors."
+        }
+        arbiter::Error::NoCdiFile(_) => {
+            "The kubelet tries again by itself; make room in gpu-bridge's CDI directory, or look at its errors."
+        }
+        arbiter::Error::Stopping => {
+            "The kubelet tries again by itself, and gpu-bridge answers once it runs again."
+        }
+    }
+}
+
+impl Why {
+    fn reason(&self) -> &'static str {
+        match self {
+            Self::Claim(error) => error.reason(),
+            Self::Refused(refusal) => refusal.reason(),
+            Self::Arbiter { error, .. } => match error {
+                arbiter::Error::NotSaved(_) => "NotSaved",
+                arbiter::Error::NoCdiFile(_) => "NoCdiFile",
+                arbiter::Error::Stopping => "Stopping",
+            },
+            Self::TimeIsUp { .. } => "TimeIsUp",
+        }
+    }
+
+    /// Whether the daemon or the API server is not ready, rather than the claim wrong or the unit held.
+    fn is_unavailable(&self) -> bool {
+        match self {
+            Self::Claim(error) => error.is_unavailable(),
+            Self::Refused(refusal) => refusal.is_unavailable(),
+            Self::Arbiter { .. } | Self::TimeIsUp { .. } => true,
+        }
+    }
+
+    /// The text that the kubelet puts into the pod's event.
+    fn text(&self) -> String {
+        let kind = if self.is_unavailable() {
+            "UNAVAILABLE: "
+        } else {
+            ""
+        };
+        format!("{kind}{self}")
+    }
+}
+
+/// The DRA plugin's side of a node.
+pub(super) struct Service {
+    client: Client,
+    node: String,
+    handle: Handle,
+    shutdown: CancellationToken,
+}
+
+impl fmt::Debug for Service {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Service")
+            .field("node", &self.node)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Service {
+    pub(super) fn new(
+        client: Client,
+        node: String,
+        handle: Handle,
+        shutdown: CancellationToken,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            client,
+            node,
+            handle,
+            shutdown,
+        })
+    }
+
+    /// Prepares each claim, or says why not; one entry per claim.
+    pub(super) async fn prepare(&self, asked: Vec<Asked>) -> Prepared {
+        let arrived = self.handle.uptime();
+        let start = Instant::now();
+        each(asked, |claim| async move {
+            let end = start + CALL_LIMIT;
+            match timeout_at(end, self.prepare_one(&claim, arrived, start + WAIT_LIMIT)).await {
+                Ok(answer) => answer,
+                Err(_) => Err(Why::TimeIsUp {
+                    claim,
+                    verb: "prepared",
+                }),
+            }
+        })
+        .await
+    }
+
+    /// Gives each claim's units back. A claim that is not known has none.
+    pub(super) async fn unprepare(&self, asked: Vec<Asked>) -> Unprepared {
+        let end = Instant::now() + CALL_LIMIT;
+        each(asked, |claim| async move {
+            match timeout_at(end, self.handle.unprepare(claim.clone())).await {
+                Ok(Ok(())) => {
+                    debug!("unprepared");
+                    Ok(())
+                }
+                Ok(Err(error)) => Err(Why::Arbiter {
+                    claim,
+                    verb: "unprepared",
+                    error,
+                }),
+                Err(_) => Err(Why::TimeIsUp {
+                    claim,
+                    verb: "unprepared",
+                }),
+            }
+        })
+        .await
+    }
+
+    async fn prepare_one(
+        &self,
+        claim: &ClaimRef,
+        arrived: Duration,
+        wait_until: Instant,
+    ) -> Result<Vec<PreparedReply>, Why> {
+        let devices = claims::read(&self.client, &self.node, claim).await?;
+        let request = PrepareRequest {
+            claim: claim.clone(),
+            devices,
+            arrived,
+        };
+        let mut status = self.handle.status();
+        loop {
+            // Before the question: what changes while it is answered is a reason to ask again.
+            status.mark_unchanged();
+            let reply = self.handle.prepare(request.clone()).await;
+            let waits_for = match reply {
+                Ok(PrepareReply::Prepared(devices)) => {
+                    info!("prepared");
+                    return Ok(devices);
+                }
+                Ok(PrepareReply::Refused(refusal)) => return Err(Why::Refused(refusal)),
+                Ok(PrepareReply::Wait(refusal)) => refusal,
+                Err(error) => {
+                    return Err(Why::Arbiter {
+                        claim: claim.clone(),
+                        verb: "prepared",
+                        error,
+                    });
+                }
+            };
+            let asked = Instant::now();
+            if asked >= wait_until || self.shutdown.is_cancelled() {
+                return Err(Why::Refused(waits_for));
+            }
+            debug!(reason = waits_for.reason(), "waiting for a unit");
+            sleep_until((asked + ASK_PAUSE).min(wait_until)).await;
+            tokio::select! {
+                changed = status.changed() => if changed.is_err() {
+                    return Err(Why::Arbiter {
+                        claim: claim.clone(),
+                        verb: "prepared",
+                        error: arbiter::Error::Stopping,
+                    });
+                },
+                () = self.shutdown.cancelled() => return Err(Why::Refused(waits_for)),
+                () = sleep_until((asked + ASK_AGAIN).min(wait_until)) => {}
+            }
+        }
+    }
+}
+
+/// Does the same for each claim, a bounded number of them at once, and logs and words what failed.
+async fn each<T, F, W>(asked: Vec<Asked>, work: W) -> BTreeMap<String, Result<T, String>>
+where
+    F: Future<Output = Result<T, Why>>,
+    W: Fn(ClaimRef) -> F,
+{
+    let work = &work;
+    futures::stream::iter(asked)
+        .map(|asked| async move {
+            let span = info_span!("claim", claim = %asked.name, namespace = %asked.namespace, uid = %asked.uid);
+            let uid = asked.uid.clone();
+            let answer = async move {
+                let done = match claim_ref(asked) {
+                    Ok(claim) => work(claim).await,
+                    Err(error) => Err(error.into()),
+                };
+                done.map_err(|why| {
+                    log(&why);
+                    why.text()
+                })
+            };
+            (uid, answer.instrument(span).await)
+        })
+        .buffer_unordered(CLAIMS_AT_ONCE)
+        .collect()
+        .await
+}
+
+fn claim_ref(asked: Asked) -> Result<ClaimRef, claims::Error> {
+    match ClaimUid::new(asked.uid) {
+        Ok(uid) => Ok(ClaimRef {
+            uid,
+            namespace: asked.namespace,
+            name: asked.name,
+        }),
+        Err(source) => Err(claims::Error::InvalidUid {
+            namespace: asked.namespace,
+            name: asked.name,
+            source,
+        }),
+    }
+}
+
+fn log(why: &Why) {
+    if why.is_unavailable() {
+        warn!(reason = why.reason(), error = %why, "a claim got no decision");
+    } else {
+        info!(reason = why.reason(), error = %why, "a claim was refused");
+    }
+}

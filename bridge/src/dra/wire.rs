@@ -1,0 +1,257 @@
+//! The kubelet's DRA and registration messages, translated. Protobuf types of this face stop here.
+//!
+//! Sources: `k8s.io/kubelet` v0.37.2 `pkg/apis/dra/{v1,v1beta1}/api.proto` and
+//! `pkg/apis/pluginregistration/v1/api.proto`.
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::path::Path;
+use std::sync::Arc;
+
+use dra_proto::registration::registration_server::{Registration, RegistrationServer};
+use dra_proto::registration::{
+    DRA_PLUGIN, InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse,
+};
+use dra_proto::v1::dra_plugin_server::{DraPlugin as DraPluginV1, DraPluginServer as ServerV1};
+use dra_proto::v1beta1::dra_plugin_server::{
+    DraPlugin as DraPluginV1beta1, DraPluginServer as ServerV1beta1,
+};
+use dra_proto::{MAX_MESSAGE_BYTES, v1, v1beta1};
+use tonic::body::Body;
+use tonic::{Request, Response, Status};
+use tower::Service as _;
+
+use super::DRIVER;
+use super::register::Registrar;
+use super::service::{Asked, Service};
+use crate::arbiter::PreparedReply;
+
+/// The services of the DRA socket, in the order in which the kubelet is to prefer them: it takes the first that
+/// it knows.
+pub(super) const SERVICES: [&str; 2] = [v1::SERVICE, v1beta1::SERVICE];
+
+/// An answer about prepared claims, by claim UID: devices, or the text for the pod's event.
+pub(super) type Prepared = BTreeMap<String, Result<Vec<PreparedReply>, String>>;
+
+/// An answer about unprepared claims.
+pub(super) type Unprepared = BTreeMap<String, Result<(), String>>;
+
+/// Both DRA services on one socket.
+pub(super) fn dra_service(
+    service: Arc<Service>,
+) -> impl tower::Service<
+    http::Request<Body>,
+    Response = http::Response<Body>,
+    Error = Infallible,
+    Future: Send,
+> + Clone
++ Send
++ 'static {
+    let v1 = ServerV1::new(V1(Arc::clone(&service)))
+        .max_decoding_message_size(MAX_MESSAGE_BYTES)
+        .max_encoding_message_size(MAX_MESSAGE_BYTES);
+    let v1beta1 = ServerV1beta1::new(V1beta1(service))
+        .max_decoding_message_size(MAX_MESSAGE_BYTES)
+        .max_encoding_message_size(MAX_MESSAGE_BYTES);
+    tower::service_fn(move |request: http::Request<Body>| {
+        let service = request.uri().path().split('/').nth(1).unwrap_or_default();
+        // What neither knows, v1 answers: "unimplemented".
+        if service == v1beta1::dra_plugin_server::SERVICE_NAME {
+            v1beta1.clone().call(request)
+        } else {
+            v1.clone().call(request)
+        }
+    })
+}
+
+/// The registration service.
+pub(super) fn registration_service(registrar: Registrar) -> RegistrationServer<RegistrationV1> {
+    RegistrationServer::new(RegistrationV1(registrar))
+}
+
+/// The v1 service.
+#[derive(Debug)]
+pub(super) struct V1(Arc<Service>);
+
+#[tonic::async_trait]
+impl DraPluginV1 for V1 {
+    async fn node_prepare_resources(
+        &self,
+        request: Request<v1::NodePrepareResourcesRequest>,
+    ) -> Result<Response<v1::NodePrepareResourcesResponse>, Status> {
+        let asked = request.into_inner().claims.into_iter().map(Asked::from);
+        let claims = self
+            .0
+            .prepare(asked.collect())
+            .await
+            .into_iter()
+            .map(|(uid, answer)| (uid, v1_answer(answer)))
+            .collect();
+        Ok(Response::new(v1::NodePrepareResourcesResponse { claims }))
+    }
+
+    async fn node_unprepare_resources(
+        &self,
+        request: Request<v1::NodeUnprepareResourcesRequest>,
+    ) -> Result<Response<v1::NodeUnprepareResourcesResponse>, Status> {
+        let asked = request.into_inner().claims.into_iter().map(Asked::from);
+        let claims = self
+            .0
+            .unprepare(asked.collect())
+            .await
+            .into_iter()
+            .map(|(uid, answer)| {
+                let error = answer.err().unwrap_or_default();
+                (uid, v1::NodeUnprepareResourceResponse { error })
+            })
+            .collect();
+        Ok(Response::new(v1::NodeUnprepareResourcesResponse { claims }))
+    }
+}
+
+impl From<v1::Claim> for Asked {
+    fn from(claim: v1::Claim) -> Self {
+        Self {
+            namespace: claim.namespace,
+            name: claim.name,
+            uid: claim.uid,
+        }
+    }
+}
+
+fn v1_answer(answer: Result<Vec<PreparedReply>, String>) -> v1::NodePrepareResourceResponse {
+    match answer {
+        Ok(devices) => v1::NodePrepareResourceResponse {
+            devices: devices.into_iter().map(v1_device).collect(),
+            error: String::new(),
+        },
+        Err(error) => v1::NodePrepareResourceResponse {
+            devices: Vec::new(),
+            error,
+        },
+    }
+}
+
+fn v1_device(reply: PreparedReply) -> v1::Device {
+    v1::Device {
+        request_names: reply.device.requests,
+        pool_name: reply.device.pool,
+        device_name: reply.device.device.to_string(),
+        cdi_device_ids: vec![reply.cdi_device],
+        share_id: None,
+    }
+}
+
+/// The v1beta1 service: what kubelets before 1.34 know.
+#[derive(Debug)]
+pub(super) struct V1beta1(Arc<Service>);
+
+#[tonic::async_trait]
+impl DraPluginV1beta1 for V1beta1 {
+    async fn node_prepare_resources(
+        &self,
+        request: Request<v1beta1::NodePrepareResourcesRequest>,
+    ) -> Result<Response<v1beta1::NodePrepareResourcesResponse>, Status> {
+        let asked = request.into_inner().claims.into_iter().map(Asked::from);
+        let claims = self
+            .0
+            .prepare(asked.collect())
+            .await
+            .into_iter()
+            .map(|(uid, answer)| (uid, v1beta1_answer(answer)))
+            .collect();
+        Ok(Response::new(v1beta1::NodePrepareResourcesResponse {
+            claims,
+        }))
+    }
+
+    async fn node_unprepare_resources(
+        &self,
+        request: Request<v1beta1::NodeUnprepareResourcesRequest>,
+    ) -> Result<Response<v1beta1::NodeUnprepareResourcesResponse>, Status> {
+        let asked = request.into_inner().claims.into_iter().map(Asked::from);
+        let claims = self
+            .0
+            .unprepare(asked.collect())
+            .await
+            .into_iter()
+            .map(|(uid, answer)| {
+                let error = answer.err().unwrap_or_default();
+                (uid, v1beta1::NodeUnprepareResourceResponse { error })
+            })
+            .collect();
+        Ok(Response::new(v1beta1::NodeUnprepareResourcesResponse {
+            claims,
+        }))
+    }
+}
+
+impl From<v1beta1::Claim> for Asked {
+    fn from(claim: v1beta1::Claim) -> Self {
+        Self {
+            namespace: claim.namespace,
+            name: claim.name,
+            uid: claim.uid,
+        }
+    }
+}
+
+fn v1beta1_answer(
+    answer: Result<Vec<PreparedReply>, String>,
+) -> v1beta1::NodePrepareResourceResponse {
+    match answer {
+        Ok(devices) => v1beta1::NodePrepareResourceResponse {
+            devices: devices.into_iter().map(v1beta1_device).collect(),
+            error: String::new(),
+        },
+        Err(error) => v1beta1::NodePrepareResourceResponse {
+            devices: Vec::new(),
+            error,
+        },
+    }
+}
+
+fn v1beta1_device(reply: PreparedReply) -> v1beta1::Device {
+    v1beta1::Device {
+        request_names: reply.device.requests,
+        pool_name: reply.device.pool,
+        device_name: reply.device.device.to_string(),
+        cdi_device_ids: vec![reply.cdi_device],
+    }
+}
+
+/// The registration service.
+#[derive(Debug)]
+pub(super) struct RegistrationV1(Registrar);
+
+#[tonic::async_trait]
+impl Registration for RegistrationV1 {
+    async fn get_info(
+        &self,
+        _request: Request<InfoRequest>,
+    ) -> Result<Response<PluginInfo>, Status> {
+        Ok(Response::new(plugin_info(self.0.endpoint())))
+    }
+
+    async fn notify_registration_status(
+        &self,
+        request: Request<RegistrationStatus>,
+    ) -> Result<Response<RegistrationStatusResponse>, Status> {
+        let status = request.into_inner();
+        if status.plugin_registered {
+            self.0.registered();
+        } else {
+            self.0.refused(&status.error);
+        }
+        Ok(Response::new(RegistrationStatusResponse {}))
+    }
+}
+
+fn plugin_info(endpoint: &Path) -> PluginInfo {
+    PluginInfo {
+        r#type: DRA_PLUGIN.to_owned(),
+        name: DRIVER.to_owned(),
+        endpoint: endpoint.to_string_lossy().into_owned(),
+        supported_versions: SERVICES.map(str::to_owned).to_vec(),
+    }
+}
