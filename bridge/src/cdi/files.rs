@@ -1,0 +1,356 @@
+//! The spec files of this daemon in the CDI folder, and the device nodes that they name.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsStr;
+use std::fs::{DirBuilder, OpenOptions};
+use std::io::{self, Read};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use bridge_core::{ClaimUid, Preparation, UnitId};
+
+use super::spec::{Node, Spec};
+use super::{CLAIM_CLASS, COUNTED_CLASS, VENDOR, kind};
+use crate::store::{ReplaceError, UNFINISHED, no_follow, replace};
+
+/// The control node of the driver; nothing works without it.
+const CONTROL_NODE: &str = "/dev/nvidiactl";
+/// Nodes that a container gets as well where the host has them: `nvidia-uvm` is there once its module is loaded, and
+/// `nvidia-modeset` only with a display driver.
+const OPTIONAL_NODES: [&str; 3] = [
+    "/dev/nvidia-uvm",
+    "/dev/nvidia-uvm-tools",
+    "/dev/nvidia-modeset",
+];
+/// Runtimes with other users read them, and there is nothing to hide.
+const MODE: u32 = 0o644;
+/// A spec of 256 devices has 40 kB. What is larger is not ours, and is not read to the end to be compared.
+const FILE_LIMIT: u64 = 4 * 1024 * 1024;
+
+/// Why a spec file is not as it should be.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A node that the container could not do without is not there, or is something else.
+    #[error(
+        "{unit} can't be used by a container: {} {why}; check that the NVIDIA driver is loaded and that --dev-root is \
+         the folder above its /dev", path.display()
+    )]
+    Node {
+        /// The unit.
+        unit: UnitId,
+        /// The node on the host.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// A claim has a unit that the ledger does not know.
+    #[error("claim {claim} was given {unit}, and nothing says which device node that is")]
+    NoMinor {
+        /// The claim.
+        claim: ClaimUid,
+        /// The unit.
+        unit: UnitId,
+    },
+    /// JSON can't carry the path.
+    #[error("{} can't be written into a CDI spec, because it is not UTF-8; choose another --dev-root", path.display())]
+    NotUtf8 {
+        /// The path.
+        path: PathBuf,
+    },
+    /// The spec has no JSON form.
+    #[error("the CDI spec {} can't be put into words", path.display())]
+    Json {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: serde_json::Error,
+    },
+    /// The file or its folder can't be written or read.
+    #[error("{doing} {} failed; check --cdi-dir, its mount, and the space there", path.display())]
+    Io {
+        /// What was being done.
+        doing: &'static str,
+        /// File or folder.
+        path: PathBuf,
+        /// Why.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+}
+
+/// Where the driver's things are on the host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Roots {
+    /// The folder above `/dev` of the host or of the driver's container: flag `--dev-root`.
+    pub dev_root: PathBuf,
+}
+
+impl Roots {
+    /// Where the host has a node that the container finds at `path`.
+    fn on_host(&self, path: &str) -> PathBuf {
+        self.dev_root.join(path.trim_start_matches('/'))
+    }
+
+    fn node(&self, path: &str) -> Result<Node, Error> {
+        let host = self.on_host(path);
+        let Some(host) = host.to_str() else {
+            return Err(Error::NotUtf8 { path: host });
+        };
+        Ok(Node {
+            path: path.to_owned(),
+            host_path: (host != path).then(|| host.to_owned()),
+        })
+    }
+
+    fn common(&self) -> Result<Vec<Node>, Error> {
+        let there = |path: &&str| self.check(path).is_ok();
+        std::iter::once(CONTROL_NODE)
+            .chain(OPTIONAL_NODES.into_iter().filter(there))
+            .map(|path| self.node(path))
+            .collect()
+    }
+
+    /// Whether a runtime could take the node. It does not follow links and takes devices and FIFOs only.
+    fn check(&self, path: &str) -> Result<(), (PathBuf, String)> {
+        let host = self.on_host(path);
+        let why = match host.symlink_metadata() {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => "is missing".to_owned(),
+            Err(error) => format!("can't be looked at ({error})"),
+            Ok(found) => {
+                let found = found.file_type();
+                if found.is_char_device() || found.is_block_device() || found.is_fifo() {
+                    return Ok(());
+                }
+                if found.is_symlink() {
+                    "is a link, which container runtimes do not follow".to_owned()
+                } else {
+                    "is no device node".to_owned()
+                }
+            }
+        };
+        Err((host, why))
+    }
+}
+
+/// The spec files of this daemon. All calls block; none needs more than the CDI folder.
+///
+/// The files are functions of ledger and inventory: they are written again on every Prepare and at start, so that
+/// deleting them loses nothing.
+#[derive(Debug, Clone)]
+pub struct CdiFiles {
+    folder: PathBuf,
+    roots: Roots,
+}
+
+impl CdiFiles {
+    /// The files in a folder that container runtimes read: flag `--cdi-dir`. Touches nothing yet.
+    #[must_use]
+    pub fn new(folder: PathBuf, roots: Roots) -> Self {
+        Self { folder, roots }
+    }
+
+    /// Whether a container could start with this unit: its own node and the driver's are there. To be asked before
+    /// the unit is given to anybody.
+    ///
+    /// # Errors
+    /// [`Error::Node`], naming the first node that is not fit.
+    pub fn check_nodes(&self, unit: &UnitId, minor: u32) -> Result<(), Error> {
+        for path in [node_of(minor).as_str(), CONTROL_NODE] {
+            self.roots.check(path).map_err(|(path, why)| Error::Node {
+                unit: unit.clone(),
+                path,
+                why,
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Writes the spec that answers to `Allocate` point into: all units with the minor numbers of their GPUs.
+    ///
+    /// Costs a read when nothing has changed, so that it can be called before each answer: `nvidia-uvm` may have
+    /// turned up since.
+    ///
+    /// # Errors
+    /// The file can't be written.
+    pub fn write_counted(&self, units: &[(UnitId, u32)]) -> Result<(), Error> {
+        let devices = units
+            .iter()
+            .map(|(unit, minor)| Ok((unit.to_string(), self.roots.node(&node_of(*minor))?)))
+            .collect::<Result<_, _>>()?;
+        self.write(COUNTED_CLASS, &counted_file(), devices)
+    }
+
+    /// Writes the spec of a prepared claim. `minor_of` says which GPU a unit is.
+    ///
+    /// # Errors
+    /// The file can't be written, or a unit is not known.
+    pub fn write_claim(
+        &self,
+        preparation: &Preparation,
+        minor_of: impl Fn(&UnitId) -> Option<u32>,
+    ) -> Result<(), Error> {
+        let claim = &preparation.claim.uid;
+        // By name: two requests of a claim may get the same device, one of them to look on.
+        let mut devices = BTreeMap::new();
+        for device in &preparation.devices {
+            let minor = minor_of(&device.unit).ok_or_else(|| Error::NoMinor {
+                claim: claim.clone(),
+                unit: device.unit.clone(),
+            })?;
+            let name = super::claim_device_name(claim, &device.device);
+            devices.insert(name, self.roots.node(&node_of(minor))?);
+        }
+        self.write(
+            CLAIM_CLASS,
+            &claim_file(claim),
+            devices.into_iter().collect(),
+        )
+    }
+
+    /// Removes the spec of a claim; it need not be there.
+    ///
+    /// # Errors
+    /// The file is there and can't be removed.
+    pub fn remove_claim(&self, claim: &ClaimUid) -> Result<(), Error> {
+        self.remove(&claim_file(claim))
+    }
+
+    /// Removes the specs of all claims but these, and what a crash has left half written. Returns the claims whose
+    /// specs it removed. Files of others are left alone.
+    ///
+    /// # Errors
+    /// The folder can't be read, or a file in it can't be removed.
+    pub fn sweep(&self, keep: &BTreeSet<ClaimUid>) -> Result<BTreeSet<ClaimUid>, Error> {
+        let mut swept = BTreeSet::new();
+        for name in self.names()? {
+            if let Some(whole) = name.strip_suffix(UNFINISHED) {
+                if whole == counted_file() || claim_of(whole).is_some() {
+                    self.remove(&name)?;
+                }
+            } else if let Some(claim) = claim_of(&name)
+                && !keep.contains(&claim)
+            {
+                self.remove(&name)?;
+                swept.insert(claim);
+            }
+        }
+        Ok(swept)
+    }
+
+    /// The claims that have a spec: they were prepared by a daemon before this one. None if there is no folder yet.
+    ///
+    /// # Errors
+    /// The folder is there and can't be read, so that nothing is known.
+    pub fn claims_on_disk(&self) -> Result<BTreeSet<ClaimUid>, Error> {
+        Ok(self
+            .names()?
+            .iter()
+            .filter_map(|name| claim_of(name))
+            .collect())
+    }
+
+    fn write(&self, class: &str, name: &str, devices: Vec<(String, Node)>) -> Result<(), Error> {
+        if devices.is_empty() {
+            // A spec without devices is not valid.
+            return self.remove(name);
+        }
+        let path = self.folder.join(name);
+        let text = Spec::new(kind(class), self.roots.common()?, devices)
+            .to_json()
+            .map_err(|source| Error::Json {
+                path: path.clone(),
+                source,
+            })?;
+        if is_written(&path, text.as_bytes()) {
+            return Ok(());
+        }
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o755)
+            .create(&self.folder)
+            .map_err(failed("making the folder", &self.folder))?;
+        match replace(&path, text.as_bytes(), MODE) {
+            Ok(()) => Ok(()),
+            // Runtimes see the file, and after a power failure it is written anew: nothing to worry about.
+            Err(ReplaceError::Replaced { .. }) => Ok(()),
+            Err(error @ ReplaceError::Unchanged { .. }) => Err(Error::Io {
+                doing: "writing the CDI spec",
+                path,
+                source: error.into(),
+            }),
+        }
+    }
+
+    fn remove(&self, name: &str) -> Result<(), Error> {
+        let path = self.folder.join(name);
+        match std::fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                Err(failed("removing the CDI spec", &path)(error))
+            }
+            Ok(()) | Err(_) => Ok(()),
+        }
+    }
+
+    /// The names in the folder that could be ours: those that are text.
+    fn names(&self) -> Result<Vec<String>, Error> {
+        let failed = || failed("reading the folder", &self.folder);
+        let entries = match std::fs::read_dir(&self.folder) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) => return Err(failed()(error)),
+        };
+        let mut names = Vec::new();
+        for entry in entries {
+            let name = entry.map_err(failed())?.file_name();
+            names.extend(OsStr::to_str(&name).map(str::to_owned));
+        }
+        Ok(names)
+    }
+}
+
+fn failed(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error {
+    let path = path.to_owned();
+    move |source| Error::Io {
+        doing,
+        path,
+        source: source.into(),
+    }
+}
+
+fn node_of(minor: u32) -> String {
+    format!("/dev/nvidia{minor}")
+}
+
+fn counted_file() -> String {
+    format!("{VENDOR}-{COUNTED_CLASS}.json")
+}
+
+fn claim_file(claim: &ClaimUid) -> String {
+    format!("{VENDOR}-{CLAIM_CLASS}_{claim}.json")
+}
+
+fn claim_of(name: &str) -> Option<ClaimUid> {
+    let uid = name
+        .strip_prefix(VENDOR)?
+        .strip_prefix('-')?
+        .strip_prefix(CLAIM_CLASS)?
+        .strip_prefix('_')?
+        .strip_suffix(".json")?;
+    ClaimUid::new(uid).ok()
+}
+
+/// Whether the file is there as it would be written. Whatever keeps it from being read is found when it is written.
+fn is_written(path: &Path, text: &[u8]) -> bool {
+    let read = || {
+        let file = OpenOptions::new()
+            .read(true)
+            .custom_flags(no_follow())
+            .open(path)?;
+        let found = file.metadata()?;
+        let mut bytes = Vec::new();
+        if found.is_file() && found.permissions().mode() & 0o7777 == MODE {
+            file.take(FILE_LIMIT).read_to_end(&mut bytes)?;
+        }
+        io::Result::Ok(bytes)
+    };
+    read().is_ok_and(|bytes| bytes == text)
+}

@@ -1,0 +1,78 @@
+//! What a container gets when it is given a unit, as a CDI spec. Pure: paths and numbers in, JSON out.
+//!
+//! Written by the Go types of the CDI specification (`specs-go/config.go`, v1.1.0), which a runtime decodes
+//! strictly: no field more than it knows, and no version lower than the fields need.
+
+use serde::Serialize;
+
+/// The lowest version that has all that is used: 0.5.0 brought `hostPath` and device names that begin with a digit,
+/// as claim UIDs may. A runtime refuses versions that are newer than itself.
+const VERSION: &str = "0.5.0";
+
+/// Without it CUDA images, which set `all`, get every GPU of a node whose default runtime is NVIDIA's.
+const HIDE_FROM_NVIDIA_RUNTIME: &str = "NVIDIA_VISIBLE_DEVICES=void";
+
+/// One spec file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Spec {
+    cdi_version: &'static str,
+    kind: String,
+    devices: Vec<Device>,
+    container_edits: Edits,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Device {
+    name: String,
+    container_edits: Edits,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Edits {
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    env: Vec<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    device_nodes: Vec<Node>,
+}
+
+/// A device node. Type and numbers are left to the runtime, which reads them when the container starts: the numbers
+/// of `nvidia-uvm` change when its module is loaded again.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Node {
+    /// Where the container finds it.
+    pub(super) path: String,
+    /// Where the host has it, if elsewhere.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) host_path: Option<String>,
+}
+
+impl Spec {
+    /// A spec of named devices with a node each, and of the nodes that every container with one of them needs.
+    pub(super) fn new(kind: String, common: Vec<Node>, devices: Vec<(String, Node)>) -> Self {
+        let device = |(name, node)| Device {
+            name,
+            container_edits: Edits {
+                device_nodes: vec![node],
+                ..Edits::default()
+            },
+        };
+        Self {
+            cdi_version: VERSION,
+            kind,
+            devices: devices.into_iter().map(device).collect(),
+            container_edits: Edits {
+                env: vec![HIDE_FROM_NVIDIA_RUNTIME.to_owned()],
+                device_nodes: common,
+            },
+        }
+    }
+
+    /// The text of the file.
+    pub(super) fn to_json(&self) -> serde_json::Result<String> {
+        serde_json::to_string_pretty(self).map(|text| text + "\n")
+    }
+}
