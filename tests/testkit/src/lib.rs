@@ -3,6 +3,7 @@
 //!
 //! Nothing in here may know the product, except for the kubelet's protocols.
 
+mod api;
 pub mod dial;
 mod eventually;
 mod kubelet;
@@ -10,6 +11,7 @@ mod rng;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+pub use api::ApiServer;
 pub use eventually::{eventually, eventually_blocking, wait_for};
 pub use kubelet::{
     Capacity, Claim, Container, ContainerKind, Driver, Kubelet, Phase, Pod, Rejection, Service,

@@ -1,0 +1,253 @@
+//! An API server for fast tests: pods, nodes, events, claims, slices and classes, over HTTP on loopback.
+//!
+//! It owns what a client can see of the real one: versions and conflicts, the status subresource, field
+//! selectors, watches that replay and that expire, errors as `Status` objects; and switches for trouble: to
+//! be away, to forbid, to drop taints. It must not know the product.
+//!
+//! Not imitated: schemas and validation, label selectors, finalizers and graceful deletion (a DELETE takes
+//! effect at once), JSON patch and server-side apply, paging. A strategic merge patch is taken for a merge
+//! patch, so lists are replaced.
+
+mod request;
+mod serve;
+mod store;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+use serde_json::Value;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use crate::lock;
+use store::{Key, Part, Resource, Scope, Store};
+
+/// A running server. Ends when it is dropped.
+///
+/// Objects are JSON; `plural` is as in a URL: `pods`, `nodes`, `events`, `resourceclaims`, `resourceslices`,
+/// `deviceclasses`. Of `events` the methods here mean those of the core API; clients may use both.
+#[derive(Debug)]
+pub struct ApiServer {
+    shared: Arc<Shared>,
+    address: SocketAddr,
+    stop: CancellationToken,
+}
+
+/// What the server and its tasks share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    store: Mutex<Store>,
+    /// Changes with each write and each switch, so that watches look again.
+    changed: watch::Sender<u64>,
+    switches: Mutex<Switches>,
+    counts: Mutex<BTreeMap<(String, String), u64>>,
+}
+
+#[derive(Debug, Default)]
+struct Switches {
+    reach: Reach,
+    taints: Taints,
+    /// Verb and resource.
+    forbidden: BTreeSet<(String, String)>,
+}
+
+/// Whether the server can be reached.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+enum Reach {
+    #[default]
+    There,
+    Away,
+}
+
+/// What becomes of device taints in slices.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+enum Taints {
+    #[default]
+    Kept,
+    Dropped,
+}
+
+impl Drop for ApiServer {
+    fn drop(&mut self) {
+        // Ends the watches, which hold their connections open.
+        self.go_away();
+        self.stop.cancel();
+    }
+}
+
+impl ApiServer {
+    /// Starts an empty server on a free port of 127.0.0.1.
+    ///
+    /// # Errors
+    ///
+    /// When no port can be had.
+    pub async fn start() -> anyhow::Result<Self> {
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let address = listener.local_addr()?;
+        let shared = Arc::new(Shared {
+            store: Mutex::default(),
+            changed: watch::Sender::new(0),
+            switches: Mutex::default(),
+            counts: Mutex::default(),
+        });
+        let stop = CancellationToken::new();
+        tokio::spawn(serve::run(listener, Arc::clone(&shared), stop.clone()));
+        Ok(Self {
+            shared,
+            address,
+            stop,
+        })
+    }
+
+    /// `http://127.0.0.1:<port>`.
+    #[must_use]
+    pub fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// Writes a kubeconfig for this server.
+    ///
+    /// # Panics
+    ///
+    /// When the file can't be written.
+    pub fn kubeconfig(&self, path: &Path) {
+        let text = format!(
+            "apiVersion: v1\nkind: Config\ncurrent-context: test\n\
+             clusters:\n- name: test\n  cluster:\n    server: {}\n\
+             users:\n- name: test\n  user: {{}}\n\
+             contexts:\n- name: test\n  context:\n    cluster: test\n    user: test\n",
+            self.url()
+        );
+        fs::write(path, text).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    }
+
+    // --- Objects ---
+
+    /// Creates an object, or replaces it, status included. Returns it as it is stored.
+    ///
+    /// # Panics
+    ///
+    /// When the object has no `metadata.name`, or an object of a namespaced kind no `metadata.namespace`.
+    pub fn put(&self, plural: &str, object: Value) -> Value {
+        let resource = store::by_plural(plural);
+        let text = |field: &str| {
+            let value = object["metadata"][field].as_str();
+            let value = value.unwrap_or_else(|| panic!("no metadata.{field} in {object}"));
+            value.to_owned()
+        };
+        let namespace = match resource.scope {
+            Scope::Namespaced => text("namespace"),
+            Scope::Cluster => String::new(),
+        };
+        let key = (namespace.clone(), text("name"));
+        self.write(|store| match store.get(resource, &key) {
+            Ok(_) => store.update(resource, key, Part::Whole, object),
+            Err(_) => store.create(resource, &namespace, object),
+        })
+    }
+
+    /// The object, if there is one. `namespace` is empty for a cluster-wide kind.
+    #[must_use]
+    pub fn get(&self, plural: &str, namespace: &str, name: &str) -> Option<Value> {
+        let key = (namespace.to_owned(), name.to_owned());
+        let resource = store::by_plural(plural);
+        lock(&self.shared.store).get(resource, &key).ok()
+    }
+
+    /// All objects of a kind, by namespace and name.
+    #[must_use]
+    pub fn list(&self, plural: &str) -> Vec<Value> {
+        lock(&self.shared.store).list(store::by_plural(plural))
+    }
+
+    /// Merges a patch (RFC 7386) into an object, status included. Returns it as it is stored.
+    ///
+    /// # Panics
+    ///
+    /// When there is no such object.
+    pub fn patch(&self, plural: &str, namespace: &str, name: &str, patch: &Value) -> Value {
+        let resource = store::by_plural(plural);
+        let key: Key = (namespace.to_owned(), name.to_owned());
+        self.write(|store| {
+            let mut object = store.get(resource, &key)?;
+            store::merge(&mut object, patch);
+            store.update(resource, key, Part::Whole, object)
+        })
+    }
+
+    /// Deletes an object.
+    ///
+    /// # Panics
+    ///
+    /// When there is no such object.
+    pub fn delete(&self, plural: &str, namespace: &str, name: &str) {
+        let resource: &'static Resource = store::by_plural(plural);
+        let key = (namespace.to_owned(), name.to_owned());
+        self.write(|store| store.delete(resource, &key, &Value::Null));
+    }
+
+    fn write(&self, write: impl FnOnce(&mut Store) -> Result<Value, store::Failure>) -> Value {
+        let written = write(&mut lock(&self.shared.store));
+        self.shared.announce();
+        written.unwrap_or_else(|error| panic!("the test's own write failed: {error:?}"))
+    }
+
+    // --- Trouble ---
+
+    /// From now on connections are closed at once, requests on open ones get 503, and watches end.
+    pub fn go_away(&self) {
+        lock(&self.shared.switches).reach = Reach::Away;
+        self.shared.announce();
+    }
+
+    /// Ends [`ApiServer::go_away`].
+    pub fn come_back(&self) {
+        lock(&self.shared.switches).reach = Reach::There;
+    }
+
+    /// From now on taints in slices are dropped from what clients write, as a 1.34 server does whose
+    /// `DRADeviceTaints` gate is off.
+    pub fn drop_taints(&self) {
+        lock(&self.shared.switches).taints = Taints::Dropped;
+    }
+
+    /// From now on requests of that verb (`get`, `list`, `watch`, `create`, `update`, `patch`, `delete`,
+    /// `deletecollection`) and resource (`nodes/status`, for example) get 403.
+    pub fn forbid(&self, verb: &str, resource: &str) {
+        let rule = (verb.to_owned(), resource.to_owned());
+        lock(&self.shared.switches).forbidden.insert(rule);
+    }
+
+    /// Ends [`ApiServer::forbid`].
+    pub fn allow(&self, verb: &str, resource: &str) {
+        let rule = (verb.to_owned(), resource.to_owned());
+        lock(&self.shared.switches).forbidden.remove(&rule);
+    }
+
+    /// Forgets what happened so far: a watch from an older version gets 410 Gone and has to list anew.
+    pub fn compact(&self) {
+        lock(&self.shared.store).compact();
+    }
+
+    /// How many requests of a verb and resource came, refused ones included; see [`ApiServer::forbid`] for
+    /// the words.
+    #[must_use]
+    pub fn count(&self, verb: &str, resource: &str) -> u64 {
+        let key = (verb.to_owned(), resource.to_owned());
+        lock(&self.shared.counts).get(&key).copied().unwrap_or(0)
+    }
+}
+
+impl Shared {
+    fn announce(&self) {
+        self.changed.send_modify(|count| *count += 1);
+    }
+
+    fn is_away(&self) -> bool {
+        lock(&self.switches).reach == Reach::Away
+    }
+}
