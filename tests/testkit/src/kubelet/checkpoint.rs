@@ -367,4 +367,32 @@ mod tests {
         let error = read_devices(&path).expect_err("a wrong checksum");
         assert!(error.to_string().contains("is corrupt"), "{error}");
     }
+
+    /// Files made with the kubelet's own types.
+    const CLAIMS_OF_GO: [&str; 2] = [
+        include_str!("../../golden/dra_manager_state-empty.json"),
+        include_str!("../../golden/dra_manager_state.json"),
+    ];
+
+    #[test]
+    fn a_claim_checkpoint_of_go_is_read_and_written_again_byte_by_byte() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let (from, to) = (dir.path().join("from"), dir.path().join("to"));
+        for (text, count) in CLAIMS_OF_GO.into_iter().zip([0, 2]) {
+            fs::write(&from, text).expect("written");
+            let claims = read_claims(&from).expect(text);
+            assert_eq!(claims.len(), count);
+            write_claims(&to, claims.iter()).expect(text);
+            assert_eq!(fs::read_to_string(&to).expect("read"), text);
+        }
+    }
+
+    #[test]
+    fn a_changed_claim_checkpoint_is_refused() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let path = dir.path().join("checkpoint");
+        fs::write(&path, CLAIMS_OF_GO[1].replace("gpu-0", "gpu-7")).expect("written");
+        let error = read_claims(&path).expect_err("a wrong checksum");
+        assert!(error.to_string().contains("is corrupt"), "{error}");
+    }
 }
