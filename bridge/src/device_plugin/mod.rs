@@ -1,1 +1,37 @@
-//! Placeholder.
+//! The counted face: the kubelet's device plugin API v1beta1 for `nvidia.com/gpu`.
+//!
+//! It owns the socket in the kubelet's device plugin folder, the registration and when to repeat it, and the
+//! translation between the protocol and the core. It decides nothing: the list comes from
+//! [`Handle::offers`](crate::arbiter::Handle::offers), and what an `Allocate` gets from
+//! [`Handle::allocate`](crate::arbiter::Handle::allocate). It must not know the other face, the ledger, CDI files or NVML.
+//!
+//! Source of the protocol: kubernetes v1.37.2, `pkg/kubelet/cm/devicemanager`.
+
+mod endpoint;
+mod folder;
+mod register;
+mod service;
+mod wire;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use bridge_core::Listing;
+use futures::future::BoxFuture;
+
+pub use register::{Error, RegistrationState, run};
+
+/// The extended resource that is served. Its name is NVIDIA's, so that existing pods need no change.
+pub const RESOURCE: &str = "nvidia.com/gpu";
+
+/// Asks pod-resources once, now; the error says in words why there is no answer. Rule 5 needs it inside `Allocate`.
+pub type ListNow = Arc<dyn Fn() -> BoxFuture<'static, Result<Listing, String>> + Send + Sync>;
+
+/// Where and as whom to serve.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// The kubelet's device plugin folder, with its `kubelet.sock` (`--device-plugin-dir`).
+    pub folder: PathBuf,
+    /// The part of the socket's name that tells two daemons on one node apart: the pod's UID (`--pod-uid`), or `node`.
+    pub instance: String,
+}

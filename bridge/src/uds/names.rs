@@ -27,11 +27,15 @@ pub fn registration_socket_name(driver: &str, instance: Option<&str>) -> String 
     }
 }
 
-/// File name of a socket in the kubelet's device plugin folder. `instance` is the pod's UID, or `node`; `serial`
-/// counts the registrations, so that no name is ever registered twice.
+/// File name of a socket in the kubelet's device plugin folder. `instance` is the pod's UID, or `node`;
+/// `started_unix_seconds` is the start of the daemon, and `serial` counts its registrations.
+///
+/// So no name is ever registered twice. A kubelet of 1.37 that is asked to register a socket whose last connection
+/// it has not cleared away yet refuses, forgets to clear that one, and refuses the name from then on
+/// (`pkg/kubelet/cm/devicemanager`: `connectClient`, `PluginConnected`).
 #[must_use]
-pub fn device_plugin_socket_name(instance: &str, serial: u32) -> String {
-    format!("{DEVICE_PLUGIN_PREFIX}{instance}-{serial}{SOCKET_SUFFIX}")
+pub fn device_plugin_socket_name(instance: &str, started_unix_seconds: u64, serial: u32) -> String {
+    format!("{DEVICE_PLUGIN_PREFIX}{instance}-{started_unix_seconds:x}-{serial}{SOCKET_SUFFIX}")
 }
 
 /// Removes registration sockets of `driver` on which nobody listens, whoever made them: the kubelet would go on
@@ -132,7 +136,9 @@ mod tests {
     #[test]
     fn only_our_stale_sockets_are_swept_from_the_device_plugin_folder() {
         let folder = tempfile::tempdir().expect("a temporary folder");
-        let ours = folder.path().join(device_plugin_socket_name("node", 3));
+        let ours = folder
+            .path()
+            .join(device_plugin_socket_name("node", 1_700_000_000, 3));
         let other = folder.path().join("nvidia-gpu.sock");
         drop(UnixListener::bind(&ours).unwrap());
         drop(UnixListener::bind(&other).unwrap());

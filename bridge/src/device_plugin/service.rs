@@ -1,0 +1,269 @@
+//! The gRPC service `v1beta1.DevicePlugin`.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bridge_core::{AllocateRequest, Listing, Offers, Patience};
+use futures::Stream;
+use legacy_proto::deviceplugin::device_plugin_server::DevicePlugin;
+use legacy_proto::deviceplugin::{
+    AllocateRequest as AllocateCall, AllocateResponse, ContainerAllocateResponse,
+    ContainerPreferredAllocationResponse, Device, DevicePluginOptions, Empty, ListAndWatchResponse,
+    PreStartContainerRequest, PreStartContainerResponse, PreferredAllocationRequest,
+    PreferredAllocationResponse,
+};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tonic::{Request, Response, Status};
+
+use super::{ListNow, wire};
+use crate::arbiter::{AllocateReply, GrantedDevice, Handle};
+
+/// How long an `Allocate` waits for a unit that a process still uses. The kubelet admits one pod at a time and sets
+/// no deadline, so all later pods of the node wait as well.
+const WAIT_LIMIT: Duration = Duration::from_secs(1);
+
+/// How often it asks again meanwhile: a process that ends is seen within this time.
+const WAIT_STEP: Duration = Duration::from_millis(50);
+
+/// The counted face of one socket.
+#[derive(Clone)]
+pub(super) struct Service {
+    handle: Handle,
+    list_now: ListNow,
+    streams: Streams,
+    stop: CancellationToken,
+}
+
+impl std::fmt::Debug for Service {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Service").finish_non_exhaustive()
+    }
+}
+
+/// How many `ListAndWatch` streams are open. The kubelet keeps exactly one for each registration.
+#[derive(Debug, Clone)]
+pub(super) struct Streams(Arc<watch::Sender<usize>>);
+
+impl Streams {
+    pub(super) fn new() -> Self {
+        Self(Arc::new(watch::Sender::new(0)))
+    }
+
+    pub(super) fn subscribe(&self) -> watch::Receiver<usize> {
+        self.0.subscribe()
+    }
+
+    fn open(&self) -> OpenStream {
+        self.0.send_modify(|open| *open += 1);
+        OpenStream(self.clone())
+    }
+}
+
+/// Counts as an open stream until it is dropped, as tonic does when the kubelet goes away.
+#[derive(Debug)]
+struct OpenStream(Streams);
+
+impl Drop for OpenStream {
+    fn drop(&mut self) {
+        self.0.0.send_modify(|open| *open -= 1);
+    }
+}
+
+impl Service {
+    pub(super) fn new(
+        handle: Handle,
+        list_now: ListNow,
+        streams: Streams,
+        stop: CancellationToken,
+    ) -> Self {
+        Self {
+            handle,
+            list_now,
+            streams,
+            stop,
+        }
+    }
+
+    /// Gives a container its devices, waiting as rule 5 says.
+    async fn allocate_container(&self, texts: &[String]) -> Result<Vec<GrantedDevice>, Status> {
+        if texts.is_empty() {
+            return Err(Status::invalid_argument(
+                "the kubelet asked for no device at all, so none was given",
+            ));
+        }
+        let ids = wire::device_ids(texts).map_err(|refusal| refuse(&refusal, texts))?;
+        let started = Instant::now();
+        let mut listing: Option<Listing> = None;
+        loop {
+            let patience = if started.elapsed() < WAIT_LIMIT {
+                Patience::Waits
+            } else {
+                Patience::LastCall
+            };
+            let request = AllocateRequest {
+                ids: ids.clone(),
+                patience,
+            };
+            let reply = self.handle.allocate(request, listing.clone()).await;
+            match reply.map_err(|error| undecided(&error, texts))? {
+                AllocateReply::Granted(devices) => return Ok(devices),
+                AllocateReply::Refused(refusal) => return Err(refuse(&refusal, texts)),
+                AllocateReply::NeedsListing if listing.is_none() => {
+                    listing = Some(
+                        (self.list_now)()
+                            .await
+                            .map_err(|why| unlisted(&why, texts))?,
+                    );
+                }
+                AllocateReply::Wait if patience == Patience::Waits => {
+                    tokio::time::sleep(WAIT_STEP).await;
+                }
+                AllocateReply::NeedsListing | AllocateReply::Wait => {
+                    tracing::error!(ids = ?texts, "the arbiter asks for what it was given");
+                    return Err(Status::internal(
+                        "gpu-bridge could not decide, which is a mistake in it: please report it with its log. \
+                         Delete the pod, so that it is scheduled anew.",
+                    ));
+                }
+            }
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl DevicePlugin for Service {
+    type ListAndWatchStream =
+        Pin<Box<dyn Stream<Item = Result<ListAndWatchResponse, Status>> + Send>>;
+
+    async fn get_device_plugin_options(
+        &self,
+        _: Request<Empty>,
+    ) -> Result<Response<DevicePluginOptions>, Status> {
+        Ok(Response::new(wire::options()))
+    }
+
+    async fn list_and_watch(
+        &self,
+        _: Request<Empty>,
+    ) -> Result<Response<Self::ListAndWatchStream>, Status> {
+        let lists = Lists {
+            offers: self.handle.offers(),
+            sent: None,
+            stop: self.stop.clone(),
+            _open: self.streams.open(),
+        };
+        let stream = futures::stream::unfold(lists, |mut lists| async move {
+            let devices = lists.next().await?;
+            Some((Ok(ListAndWatchResponse { devices }), lists))
+        });
+        Ok(Response::new(Box::pin(stream)))
+    }
+
+    async fn get_preferred_allocation(
+        &self,
+        request: Request<PreferredAllocationRequest>,
+    ) -> Result<Response<PreferredAllocationResponse>, Status> {
+        let offers = Arc::clone(&self.handle.offers().borrow());
+        let containers = request.into_inner().container_requests;
+        let container_responses = containers
+            .into_iter()
+            .map(|container| ContainerPreferredAllocationResponse {
+                device_i_ds: offers.preferred(
+                    &container.available_device_i_ds,
+                    &container.must_include_device_i_ds,
+                    usize::try_from(container.allocation_size).unwrap_or(0),
+                ),
+            })
+            .collect();
+        Ok(Response::new(PreferredAllocationResponse {
+            container_responses,
+        }))
+    }
+
+    async fn allocate(
+        &self,
+        request: Request<AllocateCall>,
+    ) -> Result<Response<AllocateResponse>, Status> {
+        let containers = request.into_inner().container_requests;
+        if containers.is_empty() {
+            // An empty answer would make the kubelet leak what it has reserved.
+            return Err(Status::invalid_argument(
+                "the kubelet asked for no container at all, so nothing was given",
+            ));
+        }
+        let mut container_responses: Vec<ContainerAllocateResponse> = Vec::new();
+        for container in containers {
+            let devices = self.allocate_container(&container.devices_ids).await?;
+            container_responses.push(wire::granted(devices));
+        }
+        Ok(Response::new(AllocateResponse {
+            container_responses,
+        }))
+    }
+
+    async fn pre_start_container(
+        &self,
+        _: Request<PreStartContainerRequest>,
+    ) -> Result<Response<PreStartContainerResponse>, Status> {
+        Ok(Response::new(PreStartContainerResponse {}))
+    }
+}
+
+/// What one `ListAndWatch` stream says.
+#[derive(Debug)]
+struct Lists {
+    offers: watch::Receiver<Arc<Offers>>,
+    sent: Option<Vec<Device>>,
+    stop: CancellationToken,
+    _open: OpenStream,
+}
+
+impl Lists {
+    /// The list at once, then each one that differs from what was sent; `None` when serving ends.
+    async fn next(&mut self) -> Option<Vec<Device>> {
+        loop {
+            let devices = wire::devices(&self.offers.borrow_and_update());
+            if self.sent.as_ref() != Some(&devices) {
+                tracing::debug!(devices = devices.len(), "sending the list of devices");
+                self.sent = Some(devices.clone());
+                return Some(devices);
+            }
+            tokio::select! {
+                () = self.stop.cancelled() => return None,
+                changed = self.offers.changed() => changed.ok()?,
+            }
+        }
+    }
+}
+
+fn refuse(refusal: &bridge_core::Refusal, ids: &[String]) -> Status {
+    tracing::info!(
+        face = "legacy",
+        reason = refusal.reason(),
+        ?ids,
+        refusal = %refusal,
+        "refused an Allocate"
+    );
+    wire::refused(refusal)
+}
+
+fn undecided(error: &crate::arbiter::Error, ids: &[String]) -> Status {
+    tracing::warn!(face = "legacy", %error, ?ids, "could not decide an Allocate");
+    wire::undecided(error)
+}
+
+/// pod-resources did not answer, so it can't be told whether the pod that had the id is still there.
+fn unlisted(why: &str, ids: &[String]) -> Status {
+    tracing::warn!(
+        face = "legacy",
+        error = why,
+        ?ids,
+        "could not decide an Allocate"
+    );
+    Status::unavailable(format!(
+        "a pod had this GPU before, and whether it still has it can't be told: {why}. \
+         The kubelet does not try this pod again: delete it, so that it is scheduled anew."
+    ))
+}

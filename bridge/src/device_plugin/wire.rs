@@ -1,0 +1,137 @@
+//! Protocol to core, and core to protocol.
+
+use bridge_core::{CountedOffer, DeviceId, Health, Offers, Refusal};
+use legacy_proto::deviceplugin::{
+    CdiDevice, ContainerAllocateResponse, Device, DevicePluginOptions, HEALTHY, NumaNode,
+    TopologyInfo, UNHEALTHY,
+};
+use tonic::Status;
+
+use crate::arbiter;
+
+/// What the plugin wants of the kubelet: to be asked which ids it prefers, and nothing before a container starts
+/// (with `pre_start_required` a pod that a claim serves under the same resource name would fail).
+pub(super) fn options() -> DevicePluginOptions {
+    DevicePluginOptions {
+        pre_start_required: false,
+        get_preferred_allocation_available: true,
+    }
+}
+
+/// The list for `ListAndWatch`: all ids, in order.
+pub(super) fn devices(offers: &Offers) -> Vec<Device> {
+    offers.counted.iter().map(device).collect()
+}
+
+fn device(offer: &CountedOffer) -> Device {
+    Device {
+        id: offer.id.to_string(),
+        health: match offer.health {
+            Health::Healthy => HEALTHY,
+            Health::Unhealthy => UNHEALTHY,
+        }
+        .to_owned(),
+        topology: offer.numa_node.map(|node| TopologyInfo {
+            nodes: vec![NumaNode {
+                id: i64::from(node),
+            }],
+        }),
+    }
+}
+
+/// The ids of one container's request.
+pub(super) fn device_ids(texts: &[String]) -> Result<Vec<DeviceId>, Refusal> {
+    texts
+        .iter()
+        .map(|text| {
+            DeviceId::parse(text).map_err(|_| Refusal::UnknownDeviceId { id: text.clone() })
+        })
+        .collect()
+}
+
+/// One container's answer: CDI names, which the kubelet hands to the runtime by CRI (strategy `cdi-cri`).
+pub(super) fn granted(devices: Vec<arbiter::GrantedDevice>) -> ContainerAllocateResponse {
+    ContainerAllocateResponse {
+        cdi_devices: devices
+            .into_iter()
+            .map(|device| CdiDevice {
+                name: device.cdi_device,
+            })
+            .collect(),
+        ..ContainerAllocateResponse::default()
+    }
+}
+
+/// A refusal as the kubelet shows it in the pod's status.
+pub(super) fn refused(refusal: &Refusal) -> Status {
+    if refusal.is_unavailable() {
+        Status::unavailable(refusal.to_string())
+    } else {
+        Status::failed_precondition(refusal.to_string())
+    }
+}
+
+/// No decision was made.
+pub(super) fn undecided(error: &arbiter::Error) -> Status {
+    Status::unavailable(error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use bridge_core::UnitId;
+    use tonic::Code;
+
+    use super::*;
+
+    fn offer(uuid: &str, health: Health, numa_node: Option<u32>) -> CountedOffer {
+        let unit = UnitId::new(uuid).unwrap();
+        CountedOffer {
+            id: DeviceId::of_unit(unit.clone()),
+            unit,
+            health,
+            numa_node,
+            free: health == Health::Healthy,
+        }
+    }
+
+    #[test]
+    fn the_list_has_every_id_in_order_with_its_numa_node() {
+        let offers = Offers {
+            counted: vec![
+                offer("GPU-b", Health::Unhealthy, None),
+                offer("GPU-a", Health::Healthy, Some(0)),
+            ],
+            claims: None,
+        };
+        let list = devices(&offers);
+        assert_eq!(list[0].id, "GPU-b");
+        assert_eq!(list[0].health, "Unhealthy");
+        assert_eq!(list[0].topology, None);
+        assert_eq!(list[1].id, "GPU-a");
+        assert_eq!(list[1].health, "Healthy");
+        let nodes = &list[1].topology.as_ref().unwrap().nodes;
+        assert_eq!(nodes, &[NumaNode { id: 0 }]);
+    }
+
+    #[test]
+    fn an_id_that_is_none_is_refused_by_its_text() {
+        let ids = device_ids(&["GPU-a".to_owned(), "GPU-b::3".to_owned()]).unwrap();
+        assert_eq!(ids[1].to_string(), "GPU-b::3");
+        for bad in ["", "GPU a", "GPU-a::x", "../etc"] {
+            let refusal = device_ids(&[bad.to_owned()]).unwrap_err();
+            assert_eq!(refusal, Refusal::UnknownDeviceId { id: bad.to_owned() });
+        }
+    }
+
+    #[test]
+    fn a_refusal_is_a_failed_precondition_unless_the_daemon_is_not_ready() {
+        let unknown = Refusal::UnknownDeviceId { id: "x".to_owned() };
+        assert_eq!(refused(&unknown).code(), Code::FailedPrecondition);
+        assert!(refused(&unknown).message().starts_with("UnknownDeviceId: "));
+        let waiting = refused(&Refusal::WaitingForAdoption);
+        assert_eq!(waiting.code(), Code::Unavailable);
+        let undecided = undecided(&arbiter::Error::NotSaved("disk full".to_owned()));
+        assert_eq!(undecided.code(), Code::Unavailable);
+        assert!(undecided.message().contains("disk full"));
+    }
+}

@@ -1,0 +1,10 @@
+//! The counted face against a kubelet: registration, the list, Allocate.
+
+#![allow(
+    clippy::unwrap_used,
+    reason = "in the helpers of a test a panic is the failure to see, as in the tests themselves"
+)]
+
+mod allocate;
+mod registration;
+mod support;
