@@ -101,8 +101,10 @@ impl Pool {
             .filter_map(|id| {
                 let unit = self.ledger.unit_behind(&id)?;
                 let record = self.ledger.units.get(unit)?;
-                let free = on_offer.contains(&unit);
-                let healthy = free || self.keeps_healthy(&id, unit);
+                let offered = on_offer.contains(&unit);
+                // A unit that a claim was allocated stays healthy, but is picked last.
+                let free = offered && self.ledger.holds_touching(unit).next().is_none();
+                let healthy = offered || self.keeps_healthy(&id, unit);
                 Some(CountedOffer {
                     unit: unit.clone(),
                     health: if healthy {

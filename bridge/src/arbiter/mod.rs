@@ -3,7 +3,10 @@
 //! Everything that can change who has a GPU goes through [`Handle`]. Nothing else may hold a `&mut Pool`.
 
 mod handle;
+mod reports;
+mod task;
 
 pub use handle::{
     AllocateReply, Call, Error, GrantedDevice, Handle, Observation, PrepareReply, PreparedReply,
 };
+pub use task::{Arbiter, ProcessProbe};

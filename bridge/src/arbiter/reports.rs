@@ -1,0 +1,73 @@
+//! What transitions did, as log lines an admin finds in a post-mortem.
+
+use bridge_core::{Former, Report};
+use tracing::{debug, info, warn};
+
+/// An error with everything behind it, in one line.
+pub(super) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        source = cause.source();
+    }
+    text
+}
+
+/// Logs each report.
+pub(super) fn tell(reports: &[Report]) {
+    for report in reports {
+        tell_one(report);
+    }
+}
+
+fn tell_one(report: &Report) {
+    match report {
+        Report::Granted { id, unit } => info!(%id, %unit, face = "legacy", "granted"),
+        Report::Substituted { id, unit } => {
+            info!(%id, %unit, face = "legacy", "another unit was given than the id names");
+        }
+        Report::KubeletLostItsBook { id, pod } => {
+            warn!(%id, %pod, reason = "KubeletLostItsBook", "the kubelet asked for an id that a running pod has; another unit was given");
+        }
+        Report::HandedOverBusy { id, unit, pids } => {
+            warn!(%id, %unit, ?pids, reason = "HandedOverBusy", "a unit went to a counted pod while a process of a force-deleted counted pod still ran on it");
+        }
+        Report::ClaimLostRace { claim, unit } => {
+            warn!(%claim, %unit, reason = "ClaimLostRace", "a counted pod took a unit that this claim was allocated");
+        }
+        Report::Bound { unit, pod } => info!(%unit, %pod, face = "legacy", "bound"),
+        Report::Reserved { unit, claim } => info!(%unit, %claim, face = "dra", "reserved"),
+        Report::Prepared { claim, units } => {
+            let units: Vec<_> = units.iter().map(bridge_core::UnitId::as_str).collect();
+            info!(%claim, ?units, face = "dra", "prepared");
+        }
+        Report::Ended { unit, cause } => info!(%unit, cause = cause.as_str(), "hold ended"),
+        Report::Lingering { unit, former } => {
+            let former = match former {
+                Former::Counted(Some(pod)) => pod.to_string(),
+                Former::Counted(None) => "a counted pod".to_owned(),
+                Former::Claim(claim) => claim.to_string(),
+            };
+            warn!(%unit, former, "a process of the former holder is still on the unit; it goes to nobody until NVML shows it free");
+        }
+        Report::ForeignFound { unit } => {
+            warn!(%unit, "a process of no known holder runs on a free unit; it is offered to nobody");
+        }
+        Report::UnknownHolder { id, pod } => {
+            warn!(%id, %pod, reason = "UnknownHolder", "the kubelet lists an id for a pod, and the unit behind it belongs to somebody else");
+        }
+        Report::UnitAdded { unit } => info!(%unit, "a GPU joined the pool"),
+        Report::UnitLost { unit } => {
+            warn!(%unit, "a GPU does not answer any more; it stays listed as unhealthy")
+        }
+        Report::UnitReturned { unit } => info!(%unit, "a GPU answers again"),
+        Report::Adopted {
+            counted,
+            claims,
+            foreign,
+        } => info!(counted, claims, foreign, "took over what runs on the node"),
+    }
+    debug!(?report, "report");
+}

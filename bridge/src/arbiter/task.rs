@@ -1,0 +1,401 @@
+//! The loop: takes what is waiting, decides it on one private copy of the pool, saves once, commits, writes CDI
+//! files, answers, and publishes what has changed.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use bridge_core::{
+    AllocateOutcome, ClaimRef, Evidence, Grant, Moment, Offers, Pool, Preparation, PrepareOutcome,
+    Processes, Standing, Status, Transition, UnitId,
+};
+use tokio::sync::{mpsc, oneshot, watch};
+use tracing::{error, warn};
+
+use super::handle::{
+    AllocateReply, Call, Error, GrantedDevice, Handle, Observation, PrepareReply, PreparedReply,
+};
+use super::reports;
+use crate::cdi::{self, CdiFiles};
+use crate::store::{SaveError, Store};
+
+/// Calls that may wait for the arbiter. The kubelet admits pods one by one and prepares a handful at once; beyond
+/// this the callers wait in their own tasks.
+const QUEUE_LIMIT: usize = 32;
+/// NVML answers a process query in well under a millisecond; a driver that hangs must not hang the kubelet.
+const PROBE_LIMIT: Duration = Duration::from_millis(500);
+
+/// Asks NVML for the processes of every unit, each with the pod that its cgroup names.
+pub type ProcessProbe =
+    Arc<dyn Fn() -> Pin<Box<dyn Future<Output = Processes> + Send>> + Send + Sync>;
+
+/// The only owner of the pool.
+pub struct Arbiter {
+    pool: Pool,
+    store: Arc<Store>,
+    cdi: Arc<CdiFiles>,
+    probe: ProcessProbe,
+    calls: mpsc::Receiver<Call>,
+    offers: watch::Sender<Arc<Offers>>,
+    status: watch::Sender<Arc<Status>>,
+    started: Instant,
+    /// The last save may or may not be on disk: nothing is granted until another has succeeded.
+    disk_in_doubt: bool,
+    /// The units and minors in the CDI file of the counted side.
+    counted_spec: Vec<(UnitId, u32)>,
+}
+
+impl fmt::Debug for Arbiter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Arbiter")
+            .field("generation", &self.pool.ledger().generation)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What a call gets once the batch is on disk, or not.
+enum Answer {
+    Allocate(
+        oneshot::Sender<Result<AllocateReply, Error>>,
+        AllocateOutcome,
+    ),
+    Prepare(oneshot::Sender<Result<PrepareReply, Error>>, PrepareOutcome),
+    Unprepare(oneshot::Sender<Result<(), Error>>, ClaimRef),
+    Observe(oneshot::Sender<Result<(), Error>>),
+}
+
+impl Arbiter {
+    /// An arbiter of a pool, and the way to it.
+    #[must_use]
+    pub fn new(
+        pool: Pool,
+        store: Arc<Store>,
+        cdi: Arc<CdiFiles>,
+        probe: ProcessProbe,
+        started: Instant,
+    ) -> (Self, Handle) {
+        let (sender, calls) = mpsc::channel(QUEUE_LIMIT);
+        let (offers, offers_seen) = watch::channel(Arc::new(pool.offers()));
+        let (status, status_seen) = watch::channel(Arc::new(pool.status(SystemTime::now())));
+        let arbiter = Self {
+            pool,
+            store,
+            cdi,
+            probe,
+            calls,
+            offers,
+            status,
+            started,
+            disk_in_doubt: false,
+            counted_spec: Vec::new(),
+        };
+        let handle = Handle::new(sender, offers_seen, status_seen, started);
+        (arbiter, handle)
+    }
+
+    /// Serves until every [`Handle`] is gone.
+    pub async fn run(mut self) {
+        self.restore_cdi().await;
+        let mut batch = Vec::with_capacity(QUEUE_LIMIT);
+        while self.calls.recv_many(&mut batch, QUEUE_LIMIT).await > 0 {
+            self.serve(std::mem::take(&mut batch)).await;
+        }
+    }
+
+    async fn serve(&mut self, batch: Vec<Call>) {
+        let processes = match tokio::time::timeout(PROBE_LIMIT, (self.probe)()).await {
+            Ok(processes) => processes,
+            Err(_) => {
+                warn!(
+                    "NVML did not answer a process query in time; no unit changes hands meanwhile"
+                );
+                Processes::default()
+            }
+        };
+        let now = Moment {
+            wall: SystemTime::now(),
+            uptime: self.started.elapsed(),
+        };
+        let mut transition = self.pool.begin(now, processes);
+        let answers: Vec<Answer> = batch
+            .into_iter()
+            .map(|call| decide(&mut transition, call))
+            .collect();
+        if let Err(failure) = self.save(&mut transition).await {
+            error!(error = %failure, "the ledger could not be saved; nothing of this batch was granted");
+            for answer in answers {
+                answer.fail(&failure);
+            }
+            return;
+        }
+        let before: BTreeSet<_> = self.pool.ledger().prepared.keys().cloned().collect();
+        let stood = self.pool.standing();
+        let reports = self.pool.commit(transition);
+        reports::tell(&reports);
+        if stood != Standing::Serving && self.pool.standing() == Standing::Serving {
+            self.restore_claims().await;
+        }
+        self.write_counted().await;
+        for gone in before
+            .iter()
+            .filter(|uid| !self.pool.ledger().prepared.contains_key(*uid))
+        {
+            let uid = gone.clone();
+            self.with_cdi("a claim's CDI file could not be removed", move |cdi| {
+                cdi.remove_claim(&uid)
+            })
+            .await;
+        }
+        // The faces' views go out before the answers, so that an answered caller never reads an older one.
+        self.publish();
+        for answer in answers {
+            self.answer(answer).await;
+        }
+    }
+
+    /// Saves what a transition changed. After a save in doubt everything is saved anew before anything is granted.
+    async fn save(&mut self, transition: &mut Transition) -> Result<(), Error> {
+        let changed = transition.ledger_to_save().cloned();
+        let ledger = match changed {
+            Some(ledger) => ledger,
+            None if self.disk_in_doubt => self.pool.ledger().clone(),
+            None => return Ok(()),
+        };
+        if transition.pool().standing() != Standing::Serving {
+            // Without adoption there is no truth to write; memory holds what was seen of the hardware.
+            return Ok(());
+        }
+        let store = Arc::clone(&self.store);
+        let saved = tokio::task::spawn_blocking(move || store.save(&ledger))
+            .await
+            .map_err(|_| Error::Stopping)?;
+        match saved {
+            Ok(()) => {
+                self.disk_in_doubt = false;
+                Ok(())
+            }
+            Err(failure) => {
+                self.disk_in_doubt |= matches!(failure, SaveError::Doubtful { .. });
+                Err(Error::NotSaved(reports::chain(&failure)))
+            }
+        }
+    }
+
+    async fn answer(&self, answer: Answer) {
+        match answer {
+            Answer::Allocate(reply, outcome) => {
+                let answer = match outcome {
+                    AllocateOutcome::Granted(grants) => {
+                        AllocateReply::Granted(grants.into_iter().map(granted).collect())
+                    }
+                    AllocateOutcome::NeedsListing => AllocateReply::NeedsListing,
+                    AllocateOutcome::Wait => AllocateReply::Wait,
+                    AllocateOutcome::Refused(refusal) => AllocateReply::Refused(refusal),
+                };
+                drop(reply.send(Ok(answer)));
+            }
+            Answer::Prepare(reply, outcome) => {
+                let answer = match outcome {
+                    PrepareOutcome::Prepared(preparation) => self.put_on_disk(preparation).await,
+                    PrepareOutcome::Wait(refusal) => Ok(PrepareReply::Wait(refusal)),
+                    PrepareOutcome::Refused(refusal) => Ok(PrepareReply::Refused(refusal)),
+                };
+                drop(reply.send(answer));
+            }
+            Answer::Unprepare(reply, claim) => {
+                drop(reply.send(self.remember_unprepared(claim).await));
+            }
+            Answer::Observe(reply) => drop(reply.send(Ok(()))),
+        }
+    }
+
+    /// Writes the claim's CDI file on every Prepare: it lives on a tmpfs, and a runtime without it starts nothing.
+    async fn put_on_disk(&self, preparation: Preparation) -> Result<PrepareReply, Error> {
+        let minors = self.minors();
+        let cdi = Arc::clone(&self.cdi);
+        let wanted = preparation.clone();
+        tokio::task::spawn_blocking(move || {
+            cdi.write_claim(&wanted, |unit| minor_of(&minors, unit))
+        })
+        .await
+        .map_err(|_| Error::Stopping)?
+        .map_err(|failure| Error::NoCdiFile(reports::chain(&failure)))?;
+        let uid = preparation.claim.uid;
+        Ok(PrepareReply::Prepared(
+            preparation
+                .devices
+                .into_iter()
+                .map(|device| PreparedReply {
+                    cdi_device: cdi::claim_device(&uid, &device.device),
+                    device,
+                })
+                .collect(),
+        ))
+    }
+
+    /// An Unprepare that comes before the pool serves is kept beside the ledger that is not there.
+    async fn remember_unprepared(&self, claim: ClaimRef) -> Result<(), Error> {
+        if self.pool.standing() == Standing::Serving {
+            return Ok(());
+        }
+        let store = Arc::clone(&self.store);
+        tokio::task::spawn_blocking(move || store.remember_unprepared(&claim))
+            .await
+            .map_err(|_| Error::Stopping)?
+            .map_err(|failure| Error::NotSaved(reports::chain(&failure)))
+    }
+
+    /// CDI files are a function of the ledger: whatever is missing or left over is put right.
+    async fn restore_cdi(&mut self) {
+        self.write_counted().await;
+        if self.pool.standing() == Standing::Serving {
+            self.restore_claims().await;
+        }
+    }
+
+    async fn restore_claims(&self) {
+        let minors = self.minors();
+        let prepared = self.pool.ledger().prepared.clone();
+        self.with_cdi("the CDI files could not be restored", move |cdi| {
+            for preparation in prepared.values() {
+                if let Err(failure) = cdi.write_claim(preparation, |unit| minor_of(&minors, unit)) {
+                    warn!(claim = %preparation.claim, error = reports::chain(&failure), "a claim's CDI file could not be restored");
+                }
+            }
+            cdi.sweep(&prepared.keys().cloned().collect()).map(drop)
+        })
+        .await;
+    }
+
+    async fn write_counted(&mut self) {
+        let minors = self.minors();
+        if minors == self.counted_spec {
+            return;
+        }
+        let wanted = minors.clone();
+        let written = self
+            .with_cdi(
+                "the CDI file of the counted side could not be written",
+                move |cdi| cdi.write_counted(&wanted),
+            )
+            .await;
+        if written {
+            self.counted_spec = minors;
+        }
+    }
+
+    fn minors(&self) -> Vec<(UnitId, u32)> {
+        self.pool
+            .ledger()
+            .units
+            .iter()
+            .filter(|(unit, _)| self.pool.is_present(unit))
+            .map(|(unit, record)| (unit.clone(), record.gpu.minor))
+            .collect()
+    }
+
+    async fn with_cdi<E: std::error::Error + Send + 'static>(
+        &self,
+        failed: &'static str,
+        work: impl FnOnce(&CdiFiles) -> Result<(), E> + Send + 'static,
+    ) -> bool {
+        let cdi = Arc::clone(&self.cdi);
+        match tokio::task::spawn_blocking(move || work(&cdi)).await {
+            Ok(Ok(())) => true,
+            Ok(Err(failure)) => {
+                warn!(error = reports::chain(&failure), "{failed}");
+                false
+            }
+            Err(_) => false,
+        }
+    }
+
+    fn publish(&self) {
+        let offers = self.pool.offers();
+        self.offers.send_if_modified(|shown| {
+            let changed = **shown != offers;
+            if changed {
+                *shown = Arc::new(offers);
+            }
+            changed
+        });
+        let status = self.pool.status(SystemTime::now());
+        self.status.send_if_modified(|shown| {
+            let changed = shown.units != status.units
+                || shown.generation != status.generation
+                || shown.standing != status.standing
+                || shown.settings != status.settings;
+            if changed {
+                *shown = Arc::new(status);
+            }
+            changed
+        });
+    }
+}
+
+fn decide(transition: &mut Transition, call: Call) -> Answer {
+    match call {
+        Call::Allocate {
+            request,
+            listing,
+            reply,
+        } => {
+            let evidence = Evidence { listing };
+            let outcome = transition.allocate(&request, &evidence);
+            Answer::Allocate(reply, outcome)
+        }
+        Call::Prepare { request, reply } => {
+            let outcome = transition.prepare(&request);
+            Answer::Prepare(reply, outcome)
+        }
+        Call::Unprepare { claim, reply } => {
+            transition.unprepare(&claim.uid);
+            Answer::Unprepare(reply, claim)
+        }
+        Call::Observe { observation, reply } => {
+            observe(transition, observation);
+            Answer::Observe(reply)
+        }
+    }
+}
+
+fn observe(transition: &mut Transition, observation: Observation) {
+    match observation {
+        Observation::Listing(listing) => transition.observe_listing(listing),
+        Observation::Pods(pods) => transition.observe_pods(pods),
+        Observation::Claims(claims) => transition.observe_claims(claims),
+        Observation::Inventory(inventory) => transition.observe_inventory(inventory),
+        Observation::KubeletIds(ids) => transition.observe_kubelet_ids(ids),
+        Observation::Adoption(adoption) => transition.adopt(*adoption),
+        Observation::Processes => transition.observe_processes(),
+    }
+}
+
+fn granted(grant: Grant) -> GrantedDevice {
+    GrantedDevice {
+        cdi_device: cdi::counted_device(&grant.unit),
+        grant,
+    }
+}
+
+fn minor_of(minors: &[(UnitId, u32)], unit: &UnitId) -> Option<u32> {
+    minors
+        .iter()
+        .find(|(known, _)| known == unit)
+        .map(|(_, minor)| *minor)
+}
+
+impl Answer {
+    fn fail(self, failure: &Error) {
+        match self {
+            Self::Allocate(reply, _) => drop(reply.send(Err(failure.clone()))),
+            Self::Prepare(reply, _) => drop(reply.send(Err(failure.clone()))),
+            Self::Unprepare(reply, _) | Self::Observe(reply) => {
+                drop(reply.send(Err(failure.clone())));
+            }
+        }
+    }
+}
