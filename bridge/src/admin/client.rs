@@ -12,6 +12,7 @@ use tokio::net::UnixStream;
 use tokio::time::timeout;
 
 use super::page::StatusPage;
+use super::server::STATUS;
 
 /// How long a question may take: a page is made from memory.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -63,7 +64,7 @@ pub enum ClientError {
 /// # Errors
 /// The daemon is not there, or does not answer with a status page.
 pub async fn status(path: &Path) -> Result<StatusPage, ClientError> {
-    let page = timeout(PATIENCE, get(path, "/status"))
+    let page = timeout(PATIENCE, get(path, STATUS))
         .await
         .map_err(|_| ClientError::Silent {
             path: path.to_owned(),

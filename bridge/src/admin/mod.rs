@@ -23,4 +23,4 @@ pub use page::{
     ClaimOfferPage, ConditionPage, CountedOfferPage, HoldPage, HolderPage, LimitsPage, OffersPage,
     ReadyPage, StatusPage, UnitPage, WeightsPage,
 };
-pub use server::{Listeners, Sources, run};
+pub use server::{HEALTHZ, Listeners, READYZ, STATUS, Sources, run};

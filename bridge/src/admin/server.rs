@@ -36,6 +36,13 @@ const ARBITER_PATIENCE: Duration = Duration::from_secs(5);
 /// For how long an answer of the arbiter counts, so that probes cost it next to nothing.
 const ANSWER_LIFETIME: Duration = Duration::from_secs(1);
 
+/// Path of the liveness page.
+pub const HEALTHZ: &str = "/healthz";
+/// Path of the readiness page.
+pub const READYZ: &str = "/readyz";
+/// Path of the status page.
+pub const STATUS: &str = "/status";
+
 /// What the pages are made of.
 #[derive(Debug, Clone)]
 pub struct Sources {
@@ -67,9 +74,9 @@ pub async fn run(
     stop: CancellationToken,
 ) -> io::Result<()> {
     let pages = Router::new()
-        .route("/healthz", get(healthz))
-        .route("/readyz", get(readyz))
-        .route("/status", get(status))
+        .route(HEALTHZ, get(healthz))
+        .route(READYZ, get(readyz))
+        .route(STATUS, get(status))
         .with_state(Arc::new(Server {
             sources: sources.clone(),
             answered: Mutex::new(None),

@@ -1,0 +1,419 @@
+//! What is shipped in `manifests/` fits the code: every document is read as the type that it says it is, and what
+//! the DaemonSet gives the daemon is what the daemon asks for.
+#![allow(
+    clippy::unwrap_used,
+    reason = "a manifest that cannot be read has to fail the test"
+)]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+
+use clap::Parser as _;
+use gpu_bridge::admin::{HEALTHZ, READYZ};
+use gpu_bridge::cli::{Cli, Command, RunOptions};
+use gpu_bridge::dra::DRIVER;
+use k8s_openapi::api::admissionregistration::v1::{
+    ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
+};
+use k8s_openapi::api::apps::v1::DaemonSet;
+use k8s_openapi::api::core::v1::{
+    ConfigMap, Container, HTTPGetAction, Namespace, PodSpec, Probe, ServiceAccount,
+};
+use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, PolicyRule};
+use k8s_openapi::api::resource::v1::DeviceClass;
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// Namespace, service account, DaemonSet, ConfigMap and ClusterRole are all called so.
+const NAME: &str = "gpu-bridge";
+/// Key of the configuration in the ConfigMap.
+const CONFIG_KEY: &str = "config.yaml";
+
+/// What the daemon asks of the API, by the module that asks. Nothing more is given.
+const RIGHTS: [(&str, &str, &[&str]); 4] = [
+    // dra::claims
+    (
+        "resource.k8s.io",
+        "resourceclaims",
+        &["get", "list", "watch"],
+    ),
+    // dra::slices
+    (
+        "resource.k8s.io",
+        "resourceslices",
+        &["get", "list", "watch", "create", "update", "delete"],
+    ),
+    // dra::slices: the owner of the slice
+    ("", "nodes", &["get"]),
+    // usage::pods
+    ("", "pods", &["get", "list", "watch"]),
+];
+
+/// A `kustomization.yaml`, as far as ours go.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Kustomization {
+    #[serde(rename = "apiVersion")]
+    api_version: String,
+    kind: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    namespace: Option<String>,
+    resources: Vec<String>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    patches: Vec<Patch>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Patch {
+    path: String,
+}
+
+fn manifests() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../manifests")
+}
+
+/// Every YAML file below a folder.
+fn yaml_files(folder: &Path) -> Vec<PathBuf> {
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            files.extend(yaml_files(&path));
+        } else if path.extension().is_some_and(|end| end == "yaml") {
+            files.push(path);
+        }
+    }
+    files.sort();
+    files
+}
+
+fn documents(file: &Path) -> Vec<Value> {
+    let text = std::fs::read_to_string(file).unwrap();
+    serde_yaml::Deserializer::from_str(&text)
+        .map(|document| {
+            Value::deserialize(document).unwrap_or_else(|error| panic!("{file:?}: {error}"))
+        })
+        .collect()
+}
+
+/// Reads a document as a type and writes it again: a field that the type does not know, or knows by another name,
+/// is lost on the way.
+fn read<T: DeserializeOwned + Serialize>(file: &Path, document: &Value) -> T {
+    let object: T = serde_json::from_value(document.clone())
+        .unwrap_or_else(|error| panic!("{file:?}: {error}"));
+    let again = serde_json::to_value(&object).unwrap();
+    assert_eq!(again, *document, "{file:?} has a field that is none");
+    object
+}
+
+/// The only object of its type in the base.
+fn base<T: DeserializeOwned + Serialize>(file: &str, kind: &str) -> T {
+    let file = manifests().join("base").join(file);
+    let found: Vec<T> = documents(&file)
+        .iter()
+        .filter(|document| document["kind"] == kind)
+        .map(|document| read(&file, document))
+        .collect();
+    assert_eq!(found.len(), 1, "{kind} in {file:?}");
+    found.into_iter().next().unwrap()
+}
+
+fn pod() -> PodSpec {
+    let set: DaemonSet = base("daemonset.yaml", "DaemonSet");
+    set.spec.template.spec.unwrap()
+}
+
+fn container() -> Container {
+    pod().containers.into_iter().next().unwrap()
+}
+
+/// The options that the daemon has when the DaemonSet starts it.
+fn options() -> RunOptions {
+    let container = container();
+    // The two variables that the pod sets are those of these flags.
+    let variables: BTreeSet<String> = container
+        .env
+        .unwrap()
+        .into_iter()
+        .map(|variable| variable.name)
+        .collect();
+    let flags = [
+        ("NODE_NAME", "--node-name=node-1"),
+        (
+            "GPU_BRIDGE_POD_UID",
+            "--pod-uid=0b3c8a4e-0000-4000-8000-000000000000",
+        ),
+    ];
+    let known: BTreeSet<String> = flags.iter().map(|(name, _)| (*name).to_owned()).collect();
+    assert_eq!(variables, known);
+    let line = std::iter::once("gpu-bridge".to_owned())
+        .chain(container.args.unwrap())
+        .chain(flags.iter().map(|(_, flag)| (*flag).to_owned()));
+    let cli = Cli::try_parse_from(line).unwrap_or_else(|error| panic!("{error}"));
+    let Command::Run(args) = cli.command else {
+        panic!("the DaemonSet starts another command than 'run'");
+    };
+    args.check().unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// A path of the container, and where on the host it leads.
+#[derive(Debug)]
+struct Mounted {
+    host: PathBuf,
+    read_only: bool,
+}
+
+/// Where the host keeps what the container has at a path; `None`: it is not the host's.
+fn mounted(path: &Path) -> Option<Mounted> {
+    let volumes = pod().volumes.unwrap();
+    let mounts = container().volume_mounts.unwrap();
+    let mount = mounts
+        .iter()
+        .filter(|mount| path.starts_with(&mount.mount_path))
+        .max_by_key(|mount| mount.mount_path.len())?;
+    let volume = volumes
+        .iter()
+        .find(|volume| volume.name == mount.name)
+        .unwrap_or_else(|| panic!("{} is mounted and no volume", mount.name));
+    let host = PathBuf::from(&volume.host_path.as_ref()?.path);
+    let rest = path.strip_prefix(&mount.mount_path).unwrap();
+    Some(Mounted {
+        host: if rest.as_os_str().is_empty() {
+            host
+        } else {
+            host.join(rest)
+        },
+        read_only: mount.read_only == Some(true),
+    })
+}
+
+#[test]
+fn every_document_is_read_whole_by_the_type_that_it_names() {
+    let mut kinds = BTreeSet::new();
+    for file in yaml_files(&manifests()) {
+        for document in documents(&file) {
+            let api = document["apiVersion"].as_str().unwrap().to_owned();
+            let kind = document["kind"].as_str().unwrap().to_owned();
+            match (api.as_str(), kind.as_str()) {
+                ("v1", "Namespace") => drop(read::<Namespace>(&file, &document)),
+                ("v1", "ServiceAccount") => drop(read::<ServiceAccount>(&file, &document)),
+                ("v1", "ConfigMap") => drop(read::<ConfigMap>(&file, &document)),
+                ("apps/v1", "DaemonSet") => drop(read::<DaemonSet>(&file, &document)),
+                ("rbac.authorization.k8s.io/v1", "ClusterRole") => {
+                    drop(read::<ClusterRole>(&file, &document));
+                }
+                ("rbac.authorization.k8s.io/v1", "ClusterRoleBinding") => {
+                    drop(read::<ClusterRoleBinding>(&file, &document));
+                }
+                ("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicy") => {
+                    drop(read::<ValidatingAdmissionPolicy>(&file, &document));
+                }
+                ("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicyBinding") => {
+                    drop(read::<ValidatingAdmissionPolicyBinding>(&file, &document));
+                }
+                ("resource.k8s.io/v1", "DeviceClass") => {
+                    drop(read::<DeviceClass>(&file, &document));
+                }
+                ("kustomize.config.k8s.io/v1beta1", "Kustomization") => {
+                    drop(read::<Kustomization>(&file, &document));
+                }
+                other => panic!("{file:?} has an object that no test reads: {other:?}"),
+            }
+            kinds.insert(kind);
+        }
+    }
+    assert_eq!(kinds.len(), 10, "{kinds:?}");
+}
+
+#[test]
+fn every_file_is_applied_by_the_kustomization_beside_it() {
+    for file in yaml_files(&manifests()) {
+        let folder = file.parent().unwrap();
+        let name = file.file_name().unwrap().to_str().unwrap();
+        if name == "kustomization.yaml" {
+            continue;
+        }
+        let kustomization = folder.join("kustomization.yaml");
+        let read: Kustomization = read(&kustomization, &documents(&kustomization)[0]);
+        let patches = read.patches.into_iter().map(|patch| patch.path);
+        let mut named = read.resources.into_iter().chain(patches);
+        assert!(
+            named.any(|named| named == name),
+            "{file:?} is not in {kustomization:?}"
+        );
+    }
+}
+
+#[test]
+fn each_overlay_sets_its_own_mode() {
+    for mode in ["legacy", "both", "dra"] {
+        let file = manifests().join("overlays").join(mode).join("config.yaml");
+        let map: ConfigMap = read(&file, &documents(&file)[0]);
+        assert_eq!(map.metadata.name.as_deref(), Some(NAME));
+        let config = &map.data.unwrap()[CONFIG_KEY];
+        let config: BTreeMap<String, String> = serde_yaml::from_str(config).unwrap();
+        assert_eq!(config["mode"], mode);
+    }
+}
+
+#[test]
+fn the_daemon_may_do_what_it_does_and_nothing_else() {
+    let role: ClusterRole = base("rbac.yaml", "ClusterRole");
+    let given: BTreeSet<(String, String, String)> =
+        role.rules.unwrap().iter().flat_map(rights_of).collect();
+    let asked: BTreeSet<(String, String, String)> = RIGHTS
+        .iter()
+        .flat_map(|(group, resource, verbs)| {
+            let right = |verb: &&str| {
+                (
+                    (*group).to_owned(),
+                    (*resource).to_owned(),
+                    (*verb).to_owned(),
+                )
+            };
+            verbs.iter().map(right)
+        })
+        .collect();
+    assert_eq!(given, asked);
+}
+
+/// Group, resource and verb of everything that a rule allows.
+fn rights_of(rule: &PolicyRule) -> Vec<(String, String, String)> {
+    assert_eq!(rule.non_resource_urls, None);
+    assert_eq!(rule.resource_names, None);
+    let mut rights = Vec::new();
+    for group in rule.api_groups.iter().flatten() {
+        for resource in rule.resources.iter().flatten() {
+            for verb in &rule.verbs {
+                rights.push((group.clone(), resource.clone(), verb.clone()));
+            }
+        }
+    }
+    rights
+}
+
+#[test]
+fn rights_and_policy_are_those_of_the_daemons_user() {
+    let set: DaemonSet = base("daemonset.yaml", "DaemonSet");
+    assert_eq!(set.metadata.namespace.as_deref(), Some(NAME));
+    assert_eq!(pod().service_account_name.as_deref(), Some(NAME));
+    let account: ServiceAccount = base("serviceaccount.yaml", "ServiceAccount");
+    assert_eq!(account.metadata.name.as_deref(), Some(NAME));
+    assert_eq!(account.metadata.namespace.as_deref(), Some(NAME));
+    let binding: ClusterRoleBinding = base("rbac.yaml", "ClusterRoleBinding");
+    let subjects = binding.subjects.unwrap();
+    assert_eq!(subjects.len(), 1);
+    assert_eq!(subjects[0].name, NAME);
+    assert_eq!(subjects[0].namespace.as_deref(), Some(NAME));
+    let policy: ValidatingAdmissionPolicy = base("admission.yaml", "ValidatingAdmissionPolicy");
+    let conditions = policy.spec.unwrap().match_conditions.unwrap();
+    let user = format!("\"system:serviceaccount:{NAME}:{NAME}\"");
+    assert_eq!(conditions.len(), 1);
+    assert!(conditions[0].expression.ends_with(&user));
+}
+
+#[test]
+fn class_policy_and_state_folder_name_the_driver() {
+    let class: DeviceClass = base("deviceclass.yaml", "DeviceClass");
+    assert_eq!(class.metadata.name.as_deref(), Some(DRIVER));
+    let spec = class.spec.unwrap();
+    assert_eq!(spec.extended_resource_name, None);
+    let selectors = spec.selectors.unwrap();
+    let expression = &selectors[0].cel.as_ref().unwrap().expression;
+    assert!(expression.contains(&format!("device.driver == \"{DRIVER}\"")));
+    let policy: ValidatingAdmissionPolicy = base("admission.yaml", "ValidatingAdmissionPolicy");
+    let validations = policy.spec.unwrap().validations.unwrap();
+    let driver = format!("\"{DRIVER}\"");
+    assert!(
+        validations
+            .iter()
+            .any(|validation| validation.expression.ends_with(&driver))
+    );
+    assert_eq!(options().state_dir.file_name().unwrap(), DRIVER);
+}
+
+#[test]
+fn what_the_kubelet_and_the_runtime_must_find_is_on_the_host_at_the_same_path() {
+    let options = options();
+    let sockets = options.kubelet_dir.join("plugins_registry");
+    for written in [
+        &options.device_plugin_dir,
+        &options.cdi_dir,
+        &options.state_dir,
+        &sockets,
+    ] {
+        let mounted = mounted(written).unwrap_or_else(|| panic!("{written:?} is not mounted"));
+        assert_eq!(mounted.host, *written);
+        assert!(!mounted.read_only, "{written:?} cannot be written");
+    }
+    assert!(options.admin_socket.starts_with(&options.state_dir));
+    for read in [
+        options.kubelet_dir.join("pod-resources"),
+        options.kubelet_dir.join("dra_manager_state"),
+        options.dev_root.join("dev"),
+        options.sys_root.clone(),
+    ] {
+        let mounted = mounted(&read).unwrap_or_else(|| panic!("{read:?} is not mounted"));
+        assert_eq!(mounted.host, read);
+        assert!(mounted.read_only, "{read:?} need not be written");
+    }
+}
+
+#[test]
+fn processes_are_those_of_the_host() {
+    let mounted = mounted(&options().proc_root).unwrap();
+    assert_eq!(mounted.host, Path::new("/proc"));
+    assert!(mounted.read_only);
+    assert_eq!(pod().host_pid, Some(true));
+}
+
+#[test]
+fn configuration_and_library_are_where_the_flags_say() {
+    let options = options();
+    let config = options.config.unwrap();
+    assert_eq!(config.file_name().unwrap(), CONFIG_KEY);
+    let mounts = container().volume_mounts.unwrap();
+    let mount = mounts
+        .iter()
+        .find(|mount| Path::new(&mount.mount_path) == config.parent().unwrap())
+        .unwrap();
+    assert_eq!(mount.sub_path, None, "a file mounted alone never changes");
+    let volumes = pod().volumes.unwrap();
+    let volume = volumes
+        .iter()
+        .find(|volume| volume.name == mount.name)
+        .unwrap();
+    assert_eq!(volume.config_map.as_ref().unwrap().name, NAME);
+    let map: ConfigMap = base("config.yaml", "ConfigMap");
+    assert_eq!(map.metadata.name.as_deref(), Some(NAME));
+    assert!(map.data.unwrap().contains_key(CONFIG_KEY));
+    let library = mounted(&options.nvml_library.unwrap()).unwrap();
+    assert!(library.read_only);
+    assert_eq!(library.host.file_name().unwrap(), "libnvidia-ml.so.1");
+}
+
+#[test]
+fn the_probes_ask_where_the_daemon_answers() {
+    let address = options().http_addr;
+    assert!(address.ip().is_loopback());
+    assert_eq!(
+        pod().host_network,
+        Some(true),
+        "the kubelet asks from the host"
+    );
+    let asked = |probe: Option<Probe>| -> HTTPGetAction { probe.unwrap().http_get.unwrap() };
+    let container = container();
+    for (probe, path) in [
+        (asked(container.liveness_probe), HEALTHZ),
+        (asked(container.readiness_probe), READYZ),
+    ] {
+        let host: IpAddr = probe.host.unwrap().parse().unwrap();
+        assert_eq!(host, address.ip());
+        assert_eq!(probe.port, IntOrString::Int(i32::from(address.port())));
+        assert_eq!(probe.path.as_deref(), Some(path));
+    }
+}
