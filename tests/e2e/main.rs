@@ -1,0 +1,25 @@
+//! The daemon on real Kubernetes: etcd, API server, scheduler, controller manager and kubelet of `tests/cluster`,
+//! a fake NVML below and a recording container runtime beside.
+//!
+//! What is judged is what the runtime recorded: which container had which GPU from when to when. The cluster must
+//! be built first (`tests/cluster/build.sh`). Where no cluster can run, each test says so loudly and passes.
+
+#![allow(
+    missing_docs,
+    unreachable_pub,
+    missing_debug_implementations,
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "helpers of one test program; the tests say what they show by their names"
+)]
+
+mod adoption;
+mod churn;
+mod conflicts;
+mod demo;
+mod experiments;
+mod lifetimes;
+mod objects;
+mod record;
+mod split;
+mod world;

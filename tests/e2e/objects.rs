@@ -1,0 +1,475 @@
+//! Pods, claims and templates, and waiting for what becomes of them.
+
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::core::v1::{Event, Pod};
+use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceClaimTemplate};
+use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use serde_json::{Value, json};
+
+use crate::world::{World, tick};
+
+/// The namespace of every test object.
+const NAMESPACE: &str = "default";
+/// A pod on an idle machine runs within a second; two busy cores are another matter.
+pub const RUNNING: Duration = Duration::from_secs(30);
+
+/// A pod to be created.
+pub struct PodSpec(Value);
+
+impl PodSpec {
+    fn new(name: &str, containers: Value) -> Self {
+        Self(json!({
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": name},
+            "spec": {
+                "hostNetwork": true,
+                "automountServiceAccountToken": false,
+                "terminationGracePeriodSeconds": 2,
+                "restartPolicy": "Never",
+                "containers": containers,
+            },
+        }))
+    }
+
+    /// A pod that asks for GPUs by count.
+    pub fn counted(name: &str, gpus: u32) -> Self {
+        Self::new(name, json!([container("main", &counted(gpus))]))
+    }
+
+    /// A pod whose containers all use one claim made from a template.
+    pub fn from_template(name: &str, template: &str, containers: &[&str]) -> Self {
+        Self::with_claims(
+            name,
+            &json!([{"name": "gpu", "resourceClaimTemplateName": template}]),
+            containers,
+        )
+    }
+
+    /// A pod that uses a claim that exists by itself.
+    pub fn of_claim(name: &str, claim: &str) -> Self {
+        Self::with_claims(
+            name,
+            &json!([{"name": "gpu", "resourceClaimName": claim}]),
+            &["main"],
+        )
+    }
+
+    fn with_claims(name: &str, claims: &Value, containers: &[&str]) -> Self {
+        let uses = json!({"claims": [{"name": "gpu"}]});
+        let list: Vec<Value> = containers
+            .iter()
+            .map(|name| container(name, &uses))
+            .collect();
+        let mut pod = Self::new(name, Value::Array(list));
+        pod.0["spec"]["resourceClaims"] = claims.clone();
+        pod
+    }
+
+    /// With an init container that asks for GPUs and runs for a while.
+    pub fn with_init(mut self, gpus: u32, run_ms: u32) -> Self {
+        let mut init = container("init", &counted(gpus));
+        init["env"] = json!([{"name": "FAKE_RUN_MS", "value": run_ms.to_string()}]);
+        self.0["spec"]["initContainers"] = json!([init]);
+        self
+    }
+
+    /// Without a request in the first app container.
+    pub fn without_request(mut self) -> Self {
+        self.0["spec"]["containers"][0]["resources"] = json!({});
+        self
+    }
+
+    /// With an environment variable in every app container, such as the fake runtime's `FAKE_…`.
+    pub fn env(mut self, name: &str, value: &str) -> Self {
+        let containers = self.0["spec"]["containers"]
+            .as_array_mut()
+            .expect("a pod has containers");
+        for container in containers {
+            let env = &mut container["env"];
+            if env.is_null() {
+                *env = json!([]);
+            }
+            env.as_array_mut()
+                .expect("env is a list")
+                .push(json!({"name": name, "value": value}));
+        }
+        self
+    }
+
+    /// Bound to the node without the scheduler.
+    pub fn on_node(mut self) -> Self {
+        self.0["spec"]["nodeName"] = json!("node-0");
+        self
+    }
+}
+
+fn counted(gpus: u32) -> Value {
+    json!({"limits": {"nvidia.com/gpu": gpus.to_string()}})
+}
+
+fn container(name: &str, resources: &Value) -> Value {
+    json!({"name": name, "image": "test.example/app:1", "imagePullPolicy": "IfNotPresent", "resources": resources})
+}
+
+fn claim_spec(count: u32) -> Value {
+    json!({"devices": {"requests": [{"name": "gpu", "exactly": {
+        "deviceClassName": "gpu.nvidia.com", "allocationMode": "ExactCount", "count": count}}]}})
+}
+
+impl World {
+    pub fn pods(&self) -> Api<Pod> {
+        Api::namespaced(self.client.clone(), NAMESPACE)
+    }
+
+    pub fn claims(&self) -> Api<ResourceClaim> {
+        Api::namespaced(self.client.clone(), NAMESPACE)
+    }
+
+    pub async fn create_class(&self) {
+        let class: DeviceClass = serde_json::from_value(json!({
+            "apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass",
+            "metadata": {"name": "gpu.nvidia.com"},
+            "spec": {"selectors": [{"cel": {"expression":
+                "device.driver == 'gpu.nvidia.com' && device.attributes['gpu.nvidia.com'].type == 'gpu'"}}]},
+        }))
+        .expect("a class");
+        let api: Api<DeviceClass> = Api::all(self.client.clone());
+        api.create(&PostParams::default(), &class)
+            .await
+            .expect("the class is created");
+    }
+
+    pub async fn create_template(&self, name: &str, count: u32) {
+        let template: ResourceClaimTemplate = serde_json::from_value(json!({
+            "apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate",
+            "metadata": {"name": name}, "spec": {"spec": claim_spec(count)},
+        }))
+        .expect("a template");
+        let api: Api<ResourceClaimTemplate> = Api::namespaced(self.client.clone(), NAMESPACE);
+        api.create(&PostParams::default(), &template)
+            .await
+            .expect("the template is created");
+    }
+
+    pub async fn create_claim(&self, name: &str, count: u32) {
+        let claim: ResourceClaim = serde_json::from_value(json!({
+            "apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim",
+            "metadata": {"name": name}, "spec": claim_spec(count),
+        }))
+        .expect("a claim");
+        self.claims()
+            .create(&PostParams::default(), &claim)
+            .await
+            .expect("the claim is created");
+    }
+
+    pub async fn create(&self, pod: PodSpec) {
+        let pod: Pod = serde_json::from_value(pod.0).expect("a pod");
+        self.pods()
+            .create(&PostParams::default(), &pod)
+            .await
+            .expect("the pod is created");
+    }
+
+    pub async fn phase(&self, pod: &str) -> Option<String> {
+        let pod = self
+            .pods()
+            .get_opt(pod)
+            .await
+            .expect("the API server answers")?;
+        pod.status?.phase
+    }
+
+    /// Waits until a pod is Running; a pod that fails first fails the test with its message.
+    pub async fn wait_running(&self, pod: &str) {
+        let deadline = Instant::now() + RUNNING;
+        loop {
+            match self.phase(pod).await.as_deref() {
+                Some("Running") => return,
+                Some("Failed") => panic!("pod {pod} failed: {:?}", self.message(pod).await),
+                _ => {}
+            }
+            assert!(
+                Instant::now() < deadline,
+                "pod {pod} is not Running: {:?}, events {:?}",
+                self.phase(pod).await,
+                self.events(pod).await
+            );
+            tick().await;
+        }
+    }
+
+    /// Waits until a pod has a phase.
+    pub async fn wait_phase(&self, pod: &str, phase: &str, limit: Duration) {
+        let deadline = Instant::now() + limit;
+        while self.phase(pod).await.as_deref() != Some(phase) {
+            assert!(
+                Instant::now() < deadline,
+                "pod {pod} is not {phase}: {:?}, events {:?}",
+                self.phase(pod).await,
+                self.events(pod).await
+            );
+            tick().await;
+        }
+    }
+
+    /// Waits until the scheduler has looked at a pod and found no place for it.
+    pub async fn wait_unschedulable(&self, pod: &str) {
+        let deadline = Instant::now() + RUNNING;
+        loop {
+            let found = self
+                .pods()
+                .get_opt(pod)
+                .await
+                .expect("the API server answers");
+            let status = found.and_then(|pod| pod.status).unwrap_or_default();
+            let told = status
+                .conditions
+                .unwrap_or_default()
+                .into_iter()
+                .any(|condition| {
+                    condition.type_ == "PodScheduled"
+                        && condition.reason.as_deref() == Some("Unschedulable")
+                });
+            if told {
+                return;
+            }
+            assert_ne!(
+                status.phase.as_deref(),
+                Some("Running"),
+                "pod {pod} runs, and should not"
+            );
+            assert!(
+                Instant::now() < deadline,
+                "pod {pod} is neither running nor unschedulable"
+            );
+            tick().await;
+        }
+    }
+
+    async fn message(&self, pod: &str) -> Option<String> {
+        self.pods().get_opt(pod).await.ok()??.status?.message
+    }
+
+    /// Reason and message of every event of a pod.
+    pub async fn events(&self, pod: &str) -> Vec<String> {
+        let api: Api<Event> = Api::namespaced(self.client.clone(), NAMESPACE);
+        let list = ListParams::default().fields(&format!("involvedObject.name={pod}"));
+        let events = api.list(&list).await.expect("events can be listed");
+        events
+            .items
+            .into_iter()
+            .map(|event| {
+                format!(
+                    "{}: {}",
+                    event.reason.unwrap_or_default(),
+                    event.message.unwrap_or_default()
+                )
+            })
+            .collect()
+    }
+
+    /// Waits until an event of a pod has a text in it, and returns the event.
+    pub async fn wait_event(&self, pod: &str, text: &str, limit: Duration) -> String {
+        let deadline = Instant::now() + limit;
+        loop {
+            let events = self.events(pod).await;
+            if let Some(event) = events.iter().find(|event| event.contains(text)) {
+                return event.clone();
+            }
+            assert!(
+                Instant::now() < deadline,
+                "no event of pod {pod} has {text:?}: {events:#?}"
+            );
+            tick().await;
+        }
+    }
+
+    /// Deletes a pod and waits until it is gone.
+    pub async fn delete(&self, pod: &str) {
+        self.pods()
+            .delete(pod, &DeleteParams::default())
+            .await
+            .expect("the pod is deleted");
+        self.wait_gone(pod).await;
+    }
+
+    pub async fn wait_gone(&self, pod: &str) {
+        let deadline = Instant::now() + RUNNING;
+        while self
+            .pods()
+            .get_opt(pod)
+            .await
+            .expect("the API server answers")
+            .is_some()
+        {
+            assert!(
+                Instant::now() < deadline,
+                "pod {pod} is not gone: {:?}",
+                self.events(pod).await
+            );
+            tick().await;
+        }
+    }
+
+    /// Deletes a pod with grace 0: it is gone from the API at once, whatever still runs.
+    pub async fn force_delete(&self, pod: &str) {
+        let parameters = DeleteParams::default().grace_period(0);
+        self.pods()
+            .delete(pod, &parameters)
+            .await
+            .expect("the pod is deleted");
+    }
+
+    /// The names of all claims.
+    pub async fn claim_names(&self) -> Vec<String> {
+        let claims = self
+            .claims()
+            .list(&ListParams::default())
+            .await
+            .expect("claims can be listed");
+        claims
+            .items
+            .into_iter()
+            .filter_map(|claim| claim.metadata.name)
+            .collect()
+    }
+
+    /// Waits until no claim is left.
+    pub async fn wait_no_claims(&self) {
+        let deadline = Instant::now() + RUNNING;
+        loop {
+            let names = self.claim_names().await;
+            if names.is_empty() {
+                return;
+            }
+            assert!(Instant::now() < deadline, "claims are left over: {names:?}");
+            tick().await;
+        }
+    }
+
+    /// The GPUs of a running pod, as the runtime started it.
+    pub async fn gpus_of(&self, pod: &str) -> Vec<String> {
+        self.wait_running(pod).await;
+        self.record().gpus_of(pod)
+    }
+
+    /// Waits until a container of a pod has started, and returns its GPUs.
+    pub async fn wait_started(&self, pod: &str, container: &str) -> Vec<String> {
+        let deadline = Instant::now() + RUNNING;
+        loop {
+            let record = self.record();
+            let started = record.lines.iter().find(|line| {
+                line.event == "started" && line.pod.name == pod && line.name == container
+            });
+            if let Some(line) = started {
+                return line.gpus.clone();
+            }
+            assert!(
+                Instant::now() < deadline,
+                "container {container} of {pod} has not started"
+            );
+            tick().await;
+        }
+    }
+
+    /// Time since the first container of a pod started, by the runtime's clock.
+    pub async fn pod_age(&self, pod: &str) -> Duration {
+        let record = self.record();
+        let first = record
+            .lines
+            .iter()
+            .find(|line| line.event == "started" && line.pod.name == pod)
+            .map_or(u64::MAX, |line| line.mono_ns);
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+        let now_ns = u64::try_from(now.tv_sec).expect("the clock is positive") * 1_000_000_000
+            + u64::try_from(now.tv_nsec).expect("nanoseconds are positive");
+        Duration::from_nanos(now_ns.saturating_sub(first))
+    }
+
+    /// Waits until something is so.
+    pub async fn wait_for(&self, what: &str, limit: Duration, is_so: impl AsyncFn(&Self) -> bool) {
+        let deadline = Instant::now() + limit;
+        while !is_so(self).await {
+            assert!(Instant::now() < deadline, "not within {limit:?}: {what}");
+            tick().await;
+        }
+    }
+
+    /// The device name of a GPU, as /status tells it.
+    pub async fn device_of(&self, gpu: &str) -> String {
+        let status = self.status().await;
+        let units = status["units"]
+            .as_array()
+            .expect("/status has units")
+            .clone();
+        let unit = units
+            .iter()
+            .find(|unit| unit["unit"] == gpu)
+            .expect("the GPU is a unit");
+        unit["device"]
+            .as_str()
+            .expect("a unit has a device name")
+            .to_owned()
+    }
+
+    /// Another GPU of the node than this one.
+    pub fn other_gpu(&self, gpu: &str) -> String {
+        let gpus = self.node.gpus();
+        gpus.iter()
+            .find(|other| other.uuid != gpu)
+            .expect("the node has two")
+            .uuid
+            .clone()
+    }
+
+    /// Writes an allocation as a scheduler would, without asking anybody.
+    pub async fn allocate_by_hand(&self, claim: &str, device: &str, pod: &str) {
+        let pod = self.pods().get(pod).await.expect("the pod exists");
+        let status = json!({"status": {
+            "allocation": {"devices": {"results": [{
+                "request": "gpu", "driver": "gpu.nvidia.com", "pool": "node-0", "device": device}]}},
+            "reservedFor": [{"resource": "pods", "name": pod.metadata.name, "uid": pod.metadata.uid}],
+        }});
+        self.claims()
+            .patch_status(claim, &PatchParams::default(), &Patch::Merge(&status))
+            .await
+            .expect("the allocation is written");
+    }
+
+    /// Calls the daemon's `Allocate` as the kubelet does: CDI device names, or the refusal's text.
+    pub async fn allocate(&self, id: &str) -> Result<Vec<String>, String> {
+        use legacy_proto::deviceplugin as v1beta1;
+        let folder = self.state().join("kubelet/device-plugins");
+        let socket = std::fs::read_dir(&folder)
+            .expect("the device plugin folder")
+            .filter_map(|entry| Some(entry.ok()?.path()))
+            .find(|path| {
+                let name = path
+                    .file_name()
+                    .and_then(|name| name.to_str())
+                    .unwrap_or_default();
+                name.ends_with(".sock") && name != "kubelet.sock"
+            })
+            .expect("the daemon serves the device plugin API");
+        let channel = testkit::dial::localhost(&socket);
+        let mut plugin = v1beta1::device_plugin_client::DevicePluginClient::new(channel);
+        let request = v1beta1::AllocateRequest {
+            container_requests: vec![v1beta1::ContainerAllocateRequest {
+                devices_ids: vec![id.to_owned()],
+            }],
+        };
+        match plugin.allocate(request).await {
+            Ok(answer) => Ok(answer
+                .into_inner()
+                .container_responses
+                .into_iter()
+                .flat_map(|response| response.cdi_devices)
+                .map(|device| device.name)
+                .collect()),
+            Err(status) => Err(status.message().to_owned()),
+        }
+    }
+}

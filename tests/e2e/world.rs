@@ -1,0 +1,378 @@
+//! One cluster, one fake node, one daemon, for one test. All of it ends with the value.
+
+use std::fs::{self, File};
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use fake_nvml::{FakeNode, Scenario};
+use kube::Client;
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use tempfile::TempDir;
+
+use crate::record::Record;
+
+/// A cluster on two busy cores.
+const CLUSTER_LIMIT: Duration = Duration::from_secs(120);
+/// Start of the daemon until it is ready, real kubelet included (it looks at its folders once a second).
+const READY_LIMIT: Duration = Duration::from_secs(30);
+/// What `cluster up` answers on a machine that can't run one.
+const SKIPPED: i32 = 77;
+
+/// How a world is made.
+pub struct Setup {
+    /// GPUs of the fake node.
+    pub gpus: u32,
+    /// The daemon's configuration file.
+    pub config: String,
+    /// Flags of `cluster up`.
+    pub cluster_flags: Vec<String>,
+}
+
+impl Setup {
+    /// A split of 8 GPUs.
+    pub fn split(legacy: u32, dra: u32) -> Self {
+        Self {
+            gpus: legacy + dra,
+            config: format!(
+                "apiVersion: gpu-bridge.dev/v1alpha1\nmode: both\nlimits:\n  legacy: {legacy}\n  dra: {dra}\n"
+            ),
+            cluster_flags: Vec::new(),
+        }
+    }
+
+    /// With a kubelet that comes back to failed pods after 2 s, not after 77 to 89 s.
+    pub fn impatient(mut self) -> Self {
+        self.cluster_flags
+            .push("--kubelet-config=syncFrequency: 2s".to_owned());
+        self
+    }
+}
+
+/// Everything a test needs.
+pub struct World {
+    pub client: Client,
+    pub node: FakeNode,
+    pub daemon: Option<Daemon>,
+    cluster: Child,
+    config: PathBuf,
+    http: String,
+    dir: TempDir,
+}
+
+/// The daemon under test.
+pub struct Daemon {
+    child: Child,
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        self.daemon = None;
+        let _ = self.cluster.kill();
+        let _ = self.cluster.wait();
+        if std::thread::panicking() {
+            self.tell_what_happened();
+        }
+    }
+}
+
+fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+/// A port that was free a moment ago.
+fn free_port() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("loopback has a free port");
+    listener.local_addr().expect("it is bound").port()
+}
+
+impl World {
+    /// Cluster, node and daemon, ready. `None` on a machine that can't run a cluster.
+    pub async fn start(setup: Setup) -> Option<Self> {
+        let mut world = Self::without_daemon(setup).await?;
+        world.start_daemon().await;
+        Some(world)
+    }
+
+    /// As [`start`](Self::start), without the daemon.
+    pub async fn without_daemon(setup: Setup) -> Option<Self> {
+        let dir = tempfile::Builder::new()
+            .prefix("gb")
+            .tempdir()
+            .expect("a temporary folder");
+        let node = FakeNode::create(&dir.path().join("node"), &Scenario::h100(setup.gpus))
+            .expect("a fake node");
+        let config = dir.path().join("config.yaml");
+        fs::write(&config, &setup.config).expect("the configuration is written");
+        write_gpu_table(&node, &dir.path().join("gpus.json"));
+        let cluster = start_cluster(dir.path(), &node, &setup.cluster_flags)?;
+        let client = client(&dir.path().join("c/admin.kubeconfig")).await;
+        let http = format!("127.0.0.1:{}", free_port());
+        let world = Self {
+            client,
+            node,
+            daemon: None,
+            cluster,
+            config,
+            http,
+            dir,
+        };
+        world.create_class().await;
+        Some(world)
+    }
+
+    /// The folder of the cluster.
+    pub fn state(&self) -> PathBuf {
+        self.dir.path().join("c")
+    }
+
+    /// The folder of the daemon's ledger.
+    pub fn ledger_dir(&self) -> PathBuf {
+        self.state().join("kubelet/plugins/gpu.nvidia.com")
+    }
+
+    /// Starts the daemon and waits until it is ready.
+    pub async fn start_daemon(&mut self) {
+        self.spawn_daemon();
+        self.wait_ready().await;
+    }
+
+    /// Starts the daemon.
+    pub fn spawn_daemon(&mut self) {
+        assert!(self.daemon.is_none(), "one daemon at a time");
+        let state = self.state();
+        let log = File::options()
+            .create(true)
+            .append(true)
+            .open(self.dir.path().join("daemon.log"))
+            .expect("the daemon's log");
+        let dir = |name: &str| state.join(name);
+        let child = Command::new(env!("CARGO_BIN_EXE_gpu-bridge"))
+            .arg("run")
+            .args(["--node-name", "node-0", "--http-addr", &self.http])
+            .arg("--kubelet-dir")
+            .arg(dir("kubelet"))
+            .arg("--device-plugin-dir")
+            .arg(dir("kubelet/device-plugins"))
+            .arg("--cdi-dir")
+            .arg(dir("cdi"))
+            .arg("--proc-root")
+            .arg(dir("proc"))
+            .arg("--kubeconfig")
+            .arg(dir("gpu-bridge.kubeconfig"))
+            .arg("--nvml-library")
+            .arg(self.node.library())
+            .arg("--sys-root")
+            .arg(self.node.sys_root())
+            .arg("--dev-root")
+            .arg(self.node.folder())
+            .arg("--config")
+            .arg(&self.config)
+            .env("GPU_BRIDGE_LOG", "info,gpu_bridge=debug")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn()
+            .expect("the daemon starts");
+        self.daemon = Some(Daemon { child });
+    }
+
+    /// Kills the daemon with SIGKILL.
+    pub fn kill_daemon(&mut self) {
+        self.daemon = None;
+    }
+
+    /// Waits until /readyz says yes.
+    pub async fn wait_ready(&mut self) {
+        let deadline = Instant::now() + READY_LIMIT;
+        loop {
+            if let Some((200, _)) = self.get("/readyz").await {
+                return;
+            }
+            let daemon = self.daemon.as_mut().expect("the daemon was started");
+            if let Some(status) = daemon.child.try_wait().expect("its state can be asked") {
+                panic!("the daemon ended with {status}");
+            }
+            assert!(
+                Instant::now() < deadline,
+                "the daemon was not ready in time: {:?}",
+                self.get("/readyz").await
+            );
+            tick().await;
+        }
+    }
+
+    /// Status code and body of the daemon's HTTP server; `None` if it does not answer.
+    pub async fn get(&self, path: &str) -> Option<(u16, String)> {
+        use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+        let mut stream = tokio::net::TcpStream::connect(&self.http).await.ok()?;
+        let request = format!(
+            "GET {path} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n",
+            self.http
+        );
+        stream.write_all(request.as_bytes()).await.ok()?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.ok()?;
+        let code = answer.split_whitespace().nth(1)?.parse().ok()?;
+        let body = answer.split_once("\r\n\r\n")?.1.to_owned();
+        Some((code, body))
+    }
+
+    /// The daemon's /status.
+    pub async fn status(&self) -> serde_json::Value {
+        let (code, body) = self.get("/status").await.expect("/status answers");
+        assert_eq!(code, 200, "{body}");
+        serde_json::from_str(&body).expect("/status is JSON")
+    }
+
+    /// How many units have a hold.
+    pub async fn held(&self) -> usize {
+        let status = self.status().await;
+        let units = status["units"]
+            .as_array()
+            .expect("/status has units")
+            .clone();
+        units
+            .iter()
+            .filter(|unit| {
+                unit["holds"]
+                    .as_array()
+                    .is_some_and(|holds| !holds.is_empty())
+            })
+            .count()
+    }
+
+    /// Waits until nothing is held any more: nothing leaked.
+    pub async fn wait_all_free(&self) {
+        let deadline = Instant::now() + Duration::from_secs(90);
+        while self.held().await > 0 {
+            assert!(
+                Instant::now() < deadline,
+                "holds are left over: {:#}",
+                self.status().await["units"]
+            );
+            tick().await;
+        }
+    }
+
+    /// What the runtime recorded so far.
+    pub fn record(&self) -> Record {
+        Record::read(&self.state().join("cri.jsonl"))
+    }
+
+    /// The daemon's log so far.
+    pub fn daemon_log(&self) -> String {
+        fs::read_to_string(self.dir.path().join("daemon.log")).unwrap_or_default()
+    }
+
+    /// Sends a command to the cluster's runner and waits until it is done.
+    pub fn control(&self, command: &str) {
+        let output = Command::new(repository().join("tests/cluster/bin/cluster"))
+            .arg("control")
+            .arg(self.state())
+            .args(command.split(' '))
+            .output()
+            .expect("the runner can be asked");
+        assert!(
+            output.status.success(),
+            "{command}: {}{}",
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr)
+        );
+    }
+
+    fn tell_what_happened(&self) {
+        /// Enough of the log to see the reason.
+        const TAIL: usize = 60;
+        let log = self.daemon_log();
+        let lines: Vec<_> = log.lines().collect();
+        let tail = &lines[lines.len().saturating_sub(TAIL)..];
+        eprintln!("--- the end of the daemon's log ---\n{}", tail.join("\n"));
+        if let Some(kept) = std::env::var_os("E2E_KEEP") {
+            let kept = PathBuf::from(kept).join(format!("e2e-{}", std::process::id()));
+            let _ = Command::new("cp")
+                .arg("-r")
+                .arg(self.dir.path())
+                .arg(&kept)
+                .status();
+            eprintln!("--- everything is kept in {} ---", kept.display());
+        }
+    }
+}
+
+/// The pace of waiting: short beside every deadline, long beside a request.
+pub async fn tick() {
+    tokio::time::sleep(Duration::from_millis(100)).await;
+}
+
+fn write_gpu_table(node: &FakeNode, file: &Path) {
+    let table: Vec<_> = node
+        .gpus()
+        .iter()
+        .map(|gpu| serde_json::json!({"minor": gpu.minor, "uuid": gpu.uuid}))
+        .collect();
+    fs::write(file, serde_json::to_vec(&table).expect("a table is JSON"))
+        .expect("the table is written");
+}
+
+fn start_cluster(dir: &Path, node: &FakeNode, flags: &[String]) -> Option<Child> {
+    let runner = repository().join("tests/cluster/bin/cluster");
+    assert!(
+        runner.exists(),
+        "{} is missing: build the cluster with tests/cluster/build.sh",
+        runner.display()
+    );
+    let state = dir.join("c");
+    fs::create_dir(&state).expect("the folder of the cluster");
+    let log = File::create(dir.join("cluster.log")).expect("the cluster's log");
+    let mut cluster = Command::new(runner)
+        .arg("up")
+        .arg(&state)
+        .arg("--gpus")
+        .arg(dir.join("gpus.json"))
+        .arg("--nvml-state")
+        .arg(node.state_dir())
+        .arg("--apply")
+        .arg(repository().join("manifests/base/rbac.yaml"))
+        .args(flags)
+        .stdin(Stdio::null())
+        .stdout(log.try_clone().expect("the log can be shared"))
+        .stderr(log)
+        .spawn()
+        .expect("the cluster's runner starts");
+    let deadline = Instant::now() + CLUSTER_LIMIT;
+    while !state.join("ready").exists() {
+        let said = || fs::read_to_string(dir.join("cluster.log")).unwrap_or_default();
+        if let Some(status) = cluster.try_wait().expect("its state can be asked") {
+            if status.code() == Some(SKIPPED) {
+                eprintln!("SKIPPED: this machine cannot run a cluster: {}", said());
+                return None;
+            }
+            panic!("the cluster ended with {status}: {}", said());
+        }
+        assert!(
+            Instant::now() < deadline,
+            "the cluster was not ready in time: {}",
+            said()
+        );
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    Some(cluster)
+}
+
+async fn client(kubeconfig: &Path) -> Client {
+    let file = Kubeconfig::read_from(kubeconfig).expect("the admin's kubeconfig");
+    let config = kube::Config::from_custom_kubeconfig(file, &KubeConfigOptions::default())
+        .await
+        .expect("the admin's kubeconfig is complete");
+    Client::try_from(config).expect("a client")
+}
