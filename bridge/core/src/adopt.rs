@@ -2,11 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use crate::evidence::{AllocatedClaim, Claims, Listing, Pods};
+use crate::evidence::{AllocatedClaim, BoundPod, Claims, Listing, Pods};
 use crate::hold::{ForeignCause, Hold, HoldKind};
 use crate::id::{ClaimUid, DeviceId, PodName, PodRef, PodUid, UnitId};
 use crate::ledger::{Access, Preparation, PreparedDevice};
-use crate::pool::{Standing, Transition};
+use crate::pool::{Pool, Standing, Transition};
 use crate::report::Report;
 use crate::settings::Face;
 
@@ -54,11 +54,12 @@ impl Transition {
         self.pool.seen.kubelet_ids = ids;
     }
 
-    /// Takes over what runs on the node, and serves from now on. The inventory must have been seen before.
+    /// Takes over what runs on the node, and serves from now on.
     ///
-    /// Does nothing unless the pool waits for adoption.
+    /// Does nothing unless the pool waits for adoption, and has seen an inventory: units that join later would be
+    /// taken for free.
     pub fn adopt(&mut self, adoption: Adoption) {
-        if self.pool.standing != Standing::WaitingForAdoption {
+        if self.pool.standing != Standing::WaitingForAdoption || self.pool.ledger.units.is_empty() {
             return;
         }
         let unknown = self.adopt_counted(&adoption);
@@ -73,6 +74,7 @@ impl Transition {
             foreign,
         });
         self.pool.seen.listing = Some(adoption.listing);
+        self.pool.seen.listed_at = Some(self.now.uptime);
         self.pool.seen.pods = Some(adoption.pods);
         self.pool.seen.claims = Some(adoption.claims);
         self.rebalance();
@@ -82,83 +84,92 @@ impl Transition {
     /// Counted pods by what they were given. Returns the pods of which nothing says what they have.
     fn adopt_counted(&mut self, adoption: &Adoption) -> Vec<PodRef> {
         let mut unknown = Vec::new();
-        let mut explained: BTreeSet<&DeviceId> = BTreeSet::new();
+        let mut given: Vec<(PodRef, &[DeviceId], &[UnitId])> = Vec::new();
+        let mut explained: BTreeSet<(&PodName, &DeviceId)> = BTreeSet::new();
         for entry in &adoption.checkpoint {
-            let Some(bound) = adoption
-                .pods
-                .pods
-                .iter()
-                .find(|bound| bound.uid == entry.pod)
-            else {
+            let Some(bound) = adoption.owner_of(entry) else {
                 continue;
             };
             let pod = PodRef {
                 name: bound.pod.clone(),
                 uid: Some(bound.uid.clone()),
             };
-            if adoption.pods.has_ended(&bound.pod, Some(&bound.uid))
-                && !adoption.listing.counts(&bound.pod)
-            {
-                continue;
-            }
-            explained.extend(&entry.ids);
+            explained.extend(entry.ids.iter().map(|id| (&bound.pod, id)));
             match &entry.response {
-                CheckpointedResponse::Units(units) => self.adopt_pairs(&pod, &entry.ids, units),
-                CheckpointedResponse::Unknown => unknown.push(pod),
+                CheckpointedResponse::Units(units) if !units.is_empty() => {
+                    given.push((pod, &entry.ids, units));
+                }
+                CheckpointedResponse::Units(_) | CheckpointedResponse::Unknown => unknown.push(pod),
+            }
+        }
+        // First what is as it should be: an id with its own unit. What was substituted takes the ids that are left.
+        for (pod, ids, units) in &given {
+            let own = ids.iter().filter(|id| units.contains(id.named_unit()));
+            for id in own
+                .filter(|id| self.pool.ledger.lists(id))
+                .cloned()
+                .collect::<Vec<_>>()
+            {
+                let unit = id.named_unit().clone();
+                self.adopt_bound(pod, Some(id), &unit);
+            }
+        }
+        for (pod, ids, units) in &given {
+            for (id, unit) in self.pool.pair(ids, units) {
+                self.adopt_bound(pod, Some(id), &unit);
+            }
+            // More units than ids: whatever the reason, they are in use.
+            for unit in *units {
+                self.adopt_bound(pod, None, unit);
             }
         }
         for listed in &adoption.listing.pods {
-            if listed
-                .devices
-                .iter()
-                .any(|device| !explained.contains(&device.id))
-            {
+            let unexplained = |id: &&DeviceId| !explained.contains(&(&listed.pod, *id));
+            if listed.ids().iter().any(unexplained) {
                 unknown.push(PodRef {
                     name: listed.pod.clone(),
                     uid: live_uid(&adoption.pods, &listed.pod),
                 });
             }
         }
+        unknown.sort();
+        unknown.dedup();
         unknown
     }
 
-    /// Pairs each id with its own unit where that was given, and the rest in order.
-    fn adopt_pairs(&mut self, pod: &PodRef, ids: &[DeviceId], units: &[UnitId]) {
-        let own: Vec<&DeviceId> = ids
-            .iter()
-            .filter(|id| units.contains(id.named_unit()))
-            .collect();
-        let mut other_ids = ids.iter().filter(|id| !own.contains(id));
-        let other_units = units
-            .iter()
-            .filter(|unit| !own.iter().any(|id| id.named_unit() == *unit));
-        let mut pairs: Vec<(DeviceId, UnitId)> = own
-            .iter()
-            .map(|id| ((*id).clone(), id.named_unit().clone()))
-            .collect();
-        for unit in other_units {
-            let Some(id) = other_ids.next() else { break };
-            pairs.push((id.clone(), unit.clone()));
+    /// Binds a unit to a pod, under the id or, where another unit has that, under the one that stands for the unit.
+    pub(crate) fn adopt_bound(&mut self, pod: &PodRef, id: Option<DeviceId>, unit: &UnitId) {
+        let ledger = &self.pool.ledger;
+        let own = ledger.holds_on(unit).iter().any(|hold| match &hold.kind {
+            HoldKind::Bound { pod: holder, .. } => holder == pod,
+            HoldKind::Granted { .. }
+            | HoldKind::Reserved { .. }
+            | HoldKind::Prepared { .. }
+            | HoldKind::Foreign { .. } => false,
+        });
+        if own {
+            return;
         }
-        for (id, unit) in pairs {
-            let taken = !self.pool.ledger.units.contains_key(&unit)
-                || self.pool.ledger.holds_touching(&unit).next().is_some()
-                || self.pool.ledger.carrier_of(&id).is_some();
-            if taken {
-                self.report(Report::UnknownHolder {
+        let usable = id
+            .clone()
+            .filter(|id| ledger.lists(id) && ledger.carrier_of(id).is_none());
+        let stands_for = usable.or_else(|| ledger.id_before(unit));
+        let is_held = ledger.holds_touching(unit).next().is_some();
+        match stands_for {
+            Some(id) if !is_held && ledger.units.contains_key(unit) => {
+                let kind = HoldKind::Bound {
                     id,
                     pod: pod.clone(),
-                });
-                continue;
+                };
+                self.pool
+                    .ledger
+                    .take(unit, Hold::exclusive(kind, self.now.wall));
+                self.turn(unit, Face::Legacy);
             }
-            let kind = HoldKind::Bound {
-                id,
+            Some(_) | None => self.report(Report::UnknownHolder {
+                id: id.unwrap_or_else(|| DeviceId::of_unit(unit.clone())),
                 pod: pod.clone(),
-            };
-            self.pool
-                .ledger
-                .take(&unit, Hold::exclusive(kind, self.now.wall));
-            self.turn(&unit, Face::Legacy);
+            }),
         }
     }
 
@@ -178,48 +189,26 @@ impl Transition {
         adopted
     }
 
-    /// Takes a claim over as prepared, unless one of its units has another proven holder.
+    /// Takes a claim over as prepared, on those of its units that have no other proven holder.
     fn adopt_prepared(&mut self, allocated: &AllocatedClaim) -> bool {
-        let devices: Vec<PreparedDevice> = allocated
-            .devices
-            .iter()
-            .filter_map(|device| {
-                let unit = self.pool.ledger.unit_named(&device.device)?.clone();
-                Some(PreparedDevice {
-                    requests: vec![device.request.clone()],
-                    pool: device.pool.clone(),
-                    device: device.device.clone(),
-                    unit,
-                    access: device.access,
-                })
-            })
-            .collect();
-        let owned = || {
-            devices
-                .iter()
-                .filter(|device| device.access == Access::Owner)
-        };
-        let conflict = owned().any(|device| {
-            self.pool
-                .ledger
-                .holds_touching(&device.unit)
-                .next()
-                .is_some()
-        });
-        if conflict || devices.is_empty() {
-            return false;
-        }
-        for unit in owned()
-            .map(|device| device.unit.clone())
-            .collect::<Vec<_>>()
-        {
-            let kind = HoldKind::Prepared {
-                claim: allocated.claim.clone(),
+        let mut devices = Vec::new();
+        for device in &allocated.devices {
+            let Some(unit) = self.pool.ledger.unit_named(&device.device).cloned() else {
+                continue;
             };
-            self.pool
-                .ledger
-                .take(&unit, Hold::exclusive(kind, self.now.wall));
-            self.turn(&unit, Face::Dra);
+            if device.access == Access::Owner && !self.adopt_claimed(allocated, &unit) {
+                continue;
+            }
+            devices.push(PreparedDevice {
+                requests: vec![device.request.clone()],
+                pool: device.pool.clone(),
+                device: device.device.clone(),
+                unit,
+                access: device.access,
+            });
+        }
+        if devices.is_empty() {
+            return false;
         }
         self.pool.ledger.prepared.insert(
             allocated.claim.uid.clone(),
@@ -231,19 +220,34 @@ impl Transition {
         true
     }
 
-    /// While one counted pod's unit is unknown, every unit without a proven holder may be it.
+    fn adopt_claimed(&mut self, allocated: &AllocatedClaim, unit: &UnitId) -> bool {
+        let ledger = &mut self.pool.ledger;
+        let own = |hold: &Hold| hold.is_of_claim(&allocated.claim.uid);
+        if ledger.holds_on(unit).iter().any(own) {
+            return true;
+        }
+        if ledger.holds_touching(unit).next().is_some() {
+            return false;
+        }
+        let kind = HoldKind::Prepared {
+            claim: allocated.claim.clone(),
+        };
+        ledger.take(unit, Hold::exclusive(kind, self.now.wall));
+        self.turn(unit, Face::Dra);
+        true
+    }
+
+    /// While one counted pod's unit is unknown, every unit without a proven holder may be it. The pods are spread
+    /// over these units, so that none of them is forgotten.
     fn adopt_foreign(&mut self, unknown: &[PodRef]) -> usize {
-        let free: Vec<UnitId> = self
-            .pool
-            .ledger
-            .units
-            .keys()
-            .filter(|unit| self.pool.ledger.holds_touching(unit).next().is_none())
-            .cloned()
-            .collect();
+        let units: Vec<UnitId> = self.pool.ledger.units.keys().cloned().collect();
+        let mut pods = unknown.iter().cycle();
         let mut foreign = 0;
-        for unit in free {
-            let cause = match unknown.first() {
+        for unit in units {
+            if self.pool.ledger.holds_touching(&unit).next().is_some() {
+                continue;
+            }
+            let cause = match pods.next() {
                 Some(pod) => ForeignCause::UnknownUnitOf { pod: pod.clone() },
                 None if !self.pool.is_clean(&unit) => ForeignCause::UnknownProcess,
                 None => continue,
@@ -255,6 +259,32 @@ impl Transition {
                 .take(&unit, Hold::exclusive(kind, self.now.wall));
         }
         foreign
+    }
+}
+
+impl Adoption {
+    /// The pod of a checkpoint's entry, unless it has ended: the kubelet drops entries late.
+    fn owner_of(&self, entry: &CheckpointedDevices) -> Option<&BoundPod> {
+        let bound = self.pods.pods.iter().find(|bound| bound.uid == entry.pod)?;
+        let ended = self.pods.has_ended(&bound.pod, Some(&bound.uid));
+        (!ended || self.listing.counts(&bound.pod)).then_some(bound)
+    }
+}
+
+impl Pool {
+    /// Pairs ids with units: each id with its own unit where that is among them, the rest in order.
+    pub(crate) fn pair(&self, ids: &[DeviceId], units: &[UnitId]) -> Vec<(DeviceId, UnitId)> {
+        let (own, other): (Vec<&DeviceId>, Vec<&DeviceId>) = ids
+            .iter()
+            .partition(|id| self.ledger.lists(id) && units.contains(id.named_unit()));
+        let rest = units
+            .iter()
+            .filter(|unit| !own.iter().any(|id| id.named_unit() == *unit));
+        let substituted = other.into_iter().zip(rest);
+        own.iter()
+            .map(|id| ((*id).clone(), id.named_unit().clone()))
+            .chain(substituted.map(|(id, unit)| (id.clone(), unit.clone())))
+            .collect()
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use crate::evidence::{Evidence, PodPhase};
+use crate::evidence::Evidence;
 use crate::hold::{ForeignCause, Former, Hold, HoldKind};
 use crate::id::{DeviceId, PodRef, UnitId};
 use crate::ledger::Side;
@@ -66,7 +66,7 @@ enum Carried {
     Ended(UnitId, EndCause),
     /// Its pod is still there: the kubelet has lost its book.
     InUse(UnitId, PodRef),
-    /// Its pod is not listed any more, and the pod list does not say yet that it has ended.
+    /// Its pod is not active for the kubelet any more, and the pod list does not say yet that it has ended.
     Leaving(UnitId),
     /// pod-resources must be asked first.
     Unclear,
@@ -90,6 +90,7 @@ impl Transition {
         let mut draft = self.clone();
         if let Some(listing) = &evidence.listing {
             draft.pool.seen.listing = Some(listing.clone());
+            draft.pool.seen.listed_at = Some(draft.now.uptime);
         }
         draft.free_foreign();
         match draft.allocate_all(request, evidence) {
@@ -179,7 +180,9 @@ impl Transition {
                 return Ok(self.grant(id, &unit));
             }
         }
-        self.hand_over_busy(id, spoken_for)
+        let own = self.pool.ledger.unit_behind(id).cloned();
+        let unit = self.take_busy(id, own.as_ref(), spoken_for)?;
+        Ok(self.grant(id, &unit))
     }
 
     /// The pod that has the id is still there, so this call is for another pod: it gets another unit, and the two
@@ -194,11 +197,11 @@ impl Transition {
     ) -> Result<UnitId, AllocateOutcome> {
         let mut spoken_for = spoken_for.clone();
         spoken_for.insert(used.clone());
-        let Some(unit) = self.pool.best_clean(None, &spoken_for) else {
-            if patience == Patience::Waits && self.pool.any_busy(&spoken_for) {
-                return Err(AllocateOutcome::Wait);
-            }
-            return self.hand_over_busy(id, &spoken_for);
+        let unit = match self.pool.best_clean(None, &spoken_for) {
+            Some(unit) => unit,
+            // A process may end, and so may the pod: the pod list can be a moment behind the kubelet.
+            None if patience == Patience::Waits => return Err(AllocateOutcome::Wait),
+            None => self.take_busy(id, None, &spoken_for)?,
         };
         self.report(Report::KubeletLostItsBook {
             id: id.clone(),
@@ -229,14 +232,14 @@ impl Transition {
         }
     }
 
-    /// The last resort: a unit on which a process of a counted pod still runs that the kubelet has given up.
-    fn hand_over_busy(
+    /// The last resort: takes a unit on which a process of a counted pod still runs that the kubelet has given up.
+    fn take_busy(
         &mut self,
         id: &DeviceId,
+        own: Option<&UnitId>,
         spoken_for: &BTreeSet<UnitId>,
     ) -> Result<UnitId, AllocateOutcome> {
-        let own = self.pool.ledger.unit_behind(id).cloned();
-        let Some(unit) = self.pool.best_lingering(own.as_ref(), spoken_for) else {
+        let Some(unit) = self.pool.best_lingering(own, spoken_for) else {
             return Err(AllocateOutcome::Refused(self.pool.no_free_unit(id)));
         };
         self.report(Report::HandedOverBusy {
@@ -244,21 +247,12 @@ impl Transition {
             unit: unit.clone(),
             pids: self.pool.busy(&unit).unwrap_or_default(),
         });
-        self.pool
-            .ledger
-            .drop_holds(&unit, |hold| hold.face().is_none());
-        Ok(self.grant(id, &unit))
+        self.pool.ledger.clear(&unit);
+        Ok(unit)
     }
 
     fn grant(&mut self, id: &DeviceId, unit: &UnitId) -> UnitId {
-        for hold in self.pool.ledger.drop_holds(unit, |_| true) {
-            if let HoldKind::Reserved { claim } = hold.kind {
-                self.report(Report::ClaimLostRace {
-                    claim,
-                    unit: unit.clone(),
-                });
-            }
-        }
+        self.take_reserved(unit);
         self.report(Report::Granted {
             id: id.clone(),
             unit: unit.clone(),
@@ -277,6 +271,15 @@ impl Transition {
             .insert(unit.clone(), self.now.uptime);
         self.turn(unit, Face::Legacy);
         unit.clone()
+    }
+
+    /// Ends the reservations of a unit, and of all that overlaps it, for a counted pod.
+    pub(crate) fn take_reserved(&mut self, unit: &UnitId) {
+        for (unit, hold) in self.pool.ledger.clear(unit) {
+            if let HoldKind::Reserved { claim } = hold.kind {
+                self.report(Report::ClaimLostRace { claim, unit });
+            }
+        }
     }
 }
 
@@ -299,69 +302,21 @@ impl Pool {
         let Some(listing) = &evidence.listing else {
             return Carried::Unclear;
         };
-        if let Some(name) = listing.owner_of(id) {
-            let uid = self.live_uid(name);
-            return Carried::InUse(
-                unit,
-                PodRef {
-                    name: name.clone(),
-                    uid,
-                },
-            );
+        if let Some(pod) = self.still_has(id, &unit, pod.as_ref(), listing) {
+            return Carried::InUse(unit, pod);
         }
         match pod {
-            Some(pod) if self.pod_has_ended(&pod) => Carried::Ended(unit, EndCause::PodEnded),
+            Some(pod) if self.has_ended(&pod) => Carried::Ended(unit, EndCause::PodEnded),
             Some(_) => Carried::Leaving(unit),
             None if !self.can_be_owned(listing) => Carried::Ended(unit, EndCause::NeverUsed),
             None => Carried::Leaving(unit),
         }
     }
 
-    fn live_uid(&self, name: &crate::id::PodName) -> Option<crate::id::PodUid> {
-        self.seen
-            .pods
-            .as_ref()?
-            .live(name)
-            .map(|bound| bound.uid.clone())
-    }
-
-    fn pod_has_ended(&self, pod: &PodRef) -> bool {
-        self.seen
-            .pods
-            .as_ref()
-            .is_some_and(|pods| pods.has_ended(&pod.name, pod.uid.as_ref()))
-    }
-
     /// Whether the last answer for a granted unit is older than [`GRANT_UNSEEN`].
     pub(crate) fn has_aged(&self, unit: &UnitId, uptime: Duration) -> bool {
         let answered = self.seen.answered.get(unit).copied().unwrap_or_default();
         uptime.saturating_sub(answered) >= GRANT_UNSEEN
-    }
-
-    /// Whether some live pod here may own an id that pod-resources does not show: an ordinary init container's.
-    /// Without a list of pods: yes.
-    pub(crate) fn can_be_owned(&self, listing: &crate::evidence::Listing) -> bool {
-        let Some(pods) = &self.seen.pods else {
-            return true;
-        };
-        pods.pods
-            .iter()
-            .filter(|bound| bound.phase == PodPhase::Live)
-            .any(|bound| {
-                let listed = listing
-                    .pods
-                    .iter()
-                    .find(|listed| listed.pod == bound.pod)
-                    .map_or(0, |listed| {
-                        listed
-                            .devices
-                            .iter()
-                            .map(|d| &d.id)
-                            .collect::<BTreeSet<_>>()
-                            .len()
-                    });
-                listed < usize::try_from(bound.may_own).unwrap_or(usize::MAX)
-            })
     }
 
     /// The best unit that nobody has and nothing runs on: the id's own, then one on the Legacy side, then one on
@@ -374,14 +329,7 @@ impl Pool {
             self.ledger.holds_touching(unit).next().is_none()
                 && self.allocated_to(unit).next().is_none()
         };
-        let on = |side: Side| {
-            move |unit: &&UnitId| {
-                self.ledger
-                    .units
-                    .get(*unit)
-                    .is_some_and(|record| record.side == side)
-            }
-        };
+        let on = |side: Side| move |unit: &&UnitId| self.side_of(unit) == Some(side);
         let tail: Vec<&UnitId> = self
             .ledger
             .in_order()

@@ -27,7 +27,8 @@ impl Default for Moment {
 /// One answer of the kubelet's `PodResourcesLister/List`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Listing {
-    /// The active pods with something of ours.
+    /// Every active pod, also those with nothing of ours: a pod that holds a unit and is active without its id is
+    /// how a kubelet shows that it has lost its book.
     pub pods: Vec<ListedPod>,
 }
 
@@ -62,8 +63,22 @@ pub struct ListedClaim {
     pub device: DeviceName,
 }
 
+impl ListedPod {
+    /// The different ids of our resource in its containers.
+    #[must_use]
+    pub fn ids(&self) -> BTreeSet<&DeviceId> {
+        self.devices.iter().map(|device| &device.id).collect()
+    }
+}
+
 impl Listing {
-    /// The pod that an id is listed under.
+    /// Whether a pod is active for the kubelet, with something of ours or without.
+    #[must_use]
+    pub fn shows(&self, pod: &PodName) -> bool {
+        self.pods.iter().any(|listed| listed.pod == *pod)
+    }
+
+    /// The first pod that an id is listed under. The kubelet may list it under more than one.
     #[must_use]
     pub fn owner_of(&self, id: &DeviceId) -> Option<&PodName> {
         self.pods

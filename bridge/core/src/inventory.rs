@@ -20,9 +20,12 @@ impl Transition {
     /// Takes what NVML says: new GPUs join, missing ones are lost, and nobody's hold is touched.
     pub fn observe_inventory(&mut self, inventory: Inventory) {
         match inventory {
-            Inventory::Unavailable => {
-                self.pool.seen.presence.clear();
-            }
+            // What was lost stays lost until NVML shows it again; of the others nothing is known now.
+            Inventory::Unavailable => self
+                .pool
+                .seen
+                .presence
+                .retain(|_, presence| *presence == Presence::Lost),
             Inventory::Seen(gpus) => {
                 self.lose_all_but(&gpus);
                 for gpu in gpus {

@@ -167,6 +167,13 @@ impl Ledger {
             .flat_map(|unit| self.holds_on(unit).iter().map(move |hold| (unit, hold)))
     }
 
+    /// Whether an id is one of those that this node lists to the kubelet, not another device plugin's.
+    #[must_use]
+    pub fn lists(&self, id: &DeviceId) -> bool {
+        self.units.contains_key(id.named_unit())
+            && *id == DeviceId::of_unit(id.named_unit().clone())
+    }
+
     /// The legacy hold that carries an id, and its unit.
     #[must_use]
     pub fn carrier_of(&self, id: &DeviceId) -> Option<(&UnitId, &Hold)> {
@@ -186,6 +193,9 @@ impl Ledger {
     pub fn unit_behind(&self, id: &DeviceId) -> Option<&UnitId> {
         if let Some((unit, _)) = self.carrier_of(id) {
             return Some(unit);
+        }
+        if !self.lists(id) {
+            return None;
         }
         let (mut unit, _) = self.units.get_key_value(id.named_unit())?;
         // Each step leaves a unit that a legacy hold carries under another id; there are at most as many
@@ -226,6 +236,19 @@ impl Ledger {
     /// Adds a hold.
     pub(crate) fn take(&mut self, unit: &UnitId, hold: Hold) {
         self.holds.entry(unit.clone()).or_default().push(hold);
+    }
+
+    /// Drops every hold on a unit and on all that overlaps it, and returns them with their units.
+    pub(crate) fn clear(&mut self, unit: &UnitId) -> Vec<(UnitId, Hold)> {
+        let mut units: Vec<UnitId> = self.overlapping(unit).into_iter().cloned().collect();
+        units.insert(0, unit.clone());
+        let mut dropped = Vec::new();
+        for unit in units {
+            for hold in self.drop_holds(&unit, |_| true) {
+                dropped.push((unit.clone(), hold));
+            }
+        }
+        dropped
     }
 
     /// Drops the holds of a unit that `which` picks, and returns them.

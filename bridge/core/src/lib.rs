@@ -23,11 +23,13 @@
 mod adopt;
 mod allocate;
 mod evidence;
+mod foreign;
 mod gpu;
 mod hold;
 mod id;
 mod inventory;
 mod ledger;
+mod listed;
 mod observe;
 mod offers;
 mod pool;

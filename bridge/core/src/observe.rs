@@ -1,31 +1,32 @@
-//! Rule 7: a hold ends for a named cause only. And rule 8: a unit changes hands only when nothing runs on it.
+//! Rule 7: a hold ends for a named cause only.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
-use crate::evidence::{Claims, Listing, Pods};
-use crate::hold::{ForeignCause, Hold, HoldKind};
-use crate::id::{ClaimUid, PodRef, UnitId};
+use crate::evidence::{Claims, ListedPod, Listing, Pods};
+use crate::hold::{Hold, HoldKind};
+use crate::id::{ClaimUid, DeviceId, PodRef, UnitId};
 use crate::pool::Transition;
 use crate::report::{EndCause, Report};
+use crate::settings::Face;
 
 /// A bound pod must be missing from this many listings in a row: one listing is no atomic snapshot.
 const UNLISTED_LIMIT: u32 = 2;
-/// A process must be seen on a free unit this many times in a row: one that is just ending is no stranger.
-const SUSPECT_LIMIT: u32 = 2;
 /// A prepared claim without any cause to be is ended after this time without an Unprepare.
 const CAUSELESS_LIMIT: Duration = Duration::from_secs(60);
 
 impl Transition {
     /// Takes an answer of pod-resources.
     pub fn observe_listing(&mut self, listing: Listing) {
-        let bound: Vec<(UnitId, PodRef)> = self.bound_units();
-        for (unit, pod) in bound {
-            if listing.counts(&pod.name) {
+        let silent = self.pool.says_nothing(&listing);
+        for (unit, (id, pod)) in self.bound_units() {
+            if self.pool.is_shown(&id, &pod, &listing) {
                 self.pool.seen.unlisted.remove(&unit);
-            } else {
+            } else if !silent {
                 *self.pool.seen.unlisted.entry(unit).or_default() += 1;
             }
         }
+        self.pool.seen.listed_at = Some(self.now.uptime);
         self.pool.seen.listing = Some(listing);
         self.settle();
     }
@@ -58,14 +59,15 @@ impl Transition {
         self.end_granted();
         self.end_reserved();
         self.end_causeless();
+        self.show_units();
         self.free_foreign();
         self.reserve_allocated();
         self.rebalance();
     }
 
-    fn bound_units(&self) -> Vec<(UnitId, PodRef)> {
+    fn bound_units(&self) -> Vec<(UnitId, (DeviceId, PodRef))> {
         self.holds_where(|hold| match &hold.kind {
-            HoldKind::Bound { pod, .. } => Some(pod.clone()),
+            HoldKind::Bound { id, pod } => Some((id.clone(), pod.clone())),
             HoldKind::Granted { .. }
             | HoldKind::Reserved { .. }
             | HoldKind::Prepared { .. }
@@ -73,7 +75,7 @@ impl Transition {
         })
     }
 
-    fn holds_where<T>(&self, pick: impl Fn(&Hold) -> Option<T>) -> Vec<(UnitId, T)> {
+    pub(crate) fn holds_where<T>(&self, pick: impl Fn(&Hold) -> Option<T>) -> Vec<(UnitId, T)> {
         self.pool
             .ledger
             .holds
@@ -89,86 +91,84 @@ impl Transition {
             return;
         };
         for listed in &listing.pods {
-            let uid = self
-                .pool
-                .seen
-                .pods
-                .as_ref()
-                .and_then(|pods| pods.live(&listed.pod))
-                .map(|bound| bound.uid.clone());
             let pod = PodRef {
                 name: listed.pod.clone(),
-                uid,
+                uid: self.pool.live_uid(&listed.pod),
             };
-            for device in &listed.devices {
-                self.bind(&device.id, &pod);
+            for id in listed.ids() {
+                self.bind(id, &pod, listed);
             }
+        }
+        let ids: BTreeSet<&DeviceId> = listing.pods.iter().flat_map(ListedPod::ids).collect();
+        self.pool.seen.strangers.retain(|id| ids.contains(id));
+    }
+
+    fn bind(&mut self, id: &DeviceId, pod: &PodRef, listed: &ListedPod) {
+        let Some((unit, hold)) = self.pool.ledger.carrier_of(id) else {
+            self.take_stranger(id, pod, listed);
+            return;
+        };
+        let unit = unit.clone();
+        let bind = match &hold.kind {
+            HoldKind::Granted { .. } => !self.pool.is_explained(listed),
+            // The UID is filled in once a pod list names it.
+            HoldKind::Bound { pod: known, .. } if known.name == pod.name => {
+                known.uid.is_none() && pod.uid.is_some()
+            }
+            // A listing that was overtaken by an Allocate may have bound it to the pod before.
+            HoldKind::Bound { pod: known, .. } => {
+                self.pool.has_ended(known) && !self.pool.is_explained(listed)
+            }
+            HoldKind::Reserved { .. } | HoldKind::Prepared { .. } | HoldKind::Foreign { .. } => {
+                false
+            }
+        };
+        if bind {
+            self.bind_to(id, unit, pod);
         }
     }
 
-    fn bind(&mut self, id: &crate::id::DeviceId, pod: &PodRef) {
-        let Some(unit) = self.pool.ledger.unit_behind(id).cloned() else {
-            return;
-        };
-        let holds = self.pool.ledger.holds.get_mut(&unit).into_iter().flatten();
-        for hold in holds {
-            let bind = match &hold.kind {
-                HoldKind::Granted { id: carried } => carried == id,
-                // The UID is filled in once a pod list names it.
-                HoldKind::Bound {
-                    id: carried,
-                    pod: known,
-                } => {
-                    if carried == id
-                        && known.name == pod.name
-                        && known.uid.is_none()
-                        && pod.uid.is_some()
-                    {
-                        hold.kind = HoldKind::Bound {
-                            id: id.clone(),
-                            pod: pod.clone(),
-                        };
-                    }
-                    return;
-                }
-                HoldKind::Reserved { .. }
-                | HoldKind::Prepared { .. }
-                | HoldKind::Foreign { .. } => false,
-            };
-            if bind {
+    fn bind_to(&mut self, id: &DeviceId, unit: UnitId, pod: &PodRef) {
+        for hold in self.pool.ledger.holds.get_mut(&unit).into_iter().flatten() {
+            if hold.device_id() == Some(id) {
                 hold.kind = HoldKind::Bound {
                     id: id.clone(),
                     pod: pod.clone(),
                 };
-                self.report(Report::Bound {
-                    unit,
-                    pod: pod.clone(),
-                });
-                return;
             }
         }
-        self.take_stranger(id, &unit, pod);
+        self.pool.seen.unlisted.remove(&unit);
+        self.report(Report::Bound {
+            unit,
+            pod: pod.clone(),
+        });
     }
 
     /// The kubelet says that a pod has an id which no hold carries. If its unit is free, the pod has it.
-    fn take_stranger(&mut self, id: &crate::id::DeviceId, unit: &UnitId, pod: &PodRef) {
+    fn take_stranger(&mut self, id: &DeviceId, pod: &PodRef, listed: &ListedPod) {
+        let Some(unit) = self.pool.ledger.unit_behind(id).cloned() else {
+            return;
+        };
+        if self.pool.is_explained(listed) {
+            return;
+        }
         let free = self
             .pool
             .ledger
-            .holds_touching(unit)
+            .holds_touching(&unit)
             .all(|(_, hold)| matches!(hold.kind, HoldKind::Reserved { .. }));
         if free {
-            self.pool.ledger.drop_holds(unit, |_| true);
+            self.take_reserved(&unit);
             let kind = HoldKind::Bound {
                 id: id.clone(),
                 pod: pod.clone(),
             };
             self.pool
                 .ledger
-                .take(unit, Hold::exclusive(kind, self.now.wall));
-            self.turn(unit, crate::settings::Face::Legacy);
+                .take(&unit, Hold::exclusive(kind, self.now.wall));
+            self.turn(&unit, Face::Legacy);
             self.report(Report::Bound {
-                unit: unit.clone(),
+                unit,
                 pod: pod.clone(),
             });
         } else if self.pool.seen.strangers.insert(id.clone()) {
@@ -180,15 +180,9 @@ impl Transition {
     }
 
     fn end_bound(&mut self) {
-        for (unit, pod) in self.bound_units() {
+        for (unit, (_, pod)) in self.bound_units() {
             let unlisted = self.pool.seen.unlisted.get(&unit).copied().unwrap_or(0);
-            let ended = self
-                .pool
-                .seen
-                .pods
-                .as_ref()
-                .is_some_and(|pods| pods.has_ended(&pod.name, pod.uid.as_ref()));
-            if unlisted >= UNLISTED_LIMIT && ended {
+            if unlisted >= UNLISTED_LIMIT && self.pool.has_ended(&pod) {
                 self.end(&unit, EndCause::PodEnded, |hold| {
                     matches!(hold.kind, HoldKind::Bound { .. })
                 });
@@ -197,16 +191,23 @@ impl Transition {
     }
 
     fn end_granted(&mut self) {
-        let Some(listing) = &self.pool.seen.listing else {
+        let (Some(listing), Some(listed_at)) = (&self.pool.seen.listing, self.pool.seen.listed_at)
+        else {
             return;
         };
         if self.pool.can_be_owned(listing) {
             return;
         }
-        let granted =
-            self.holds_where(|hold| matches!(hold.kind, HoldKind::Granted { .. }).then_some(()));
-        for (unit, ()) in granted {
-            if self.pool.has_aged(&unit, self.now.uptime) {
+        let granted = self.holds_where(|hold| match &hold.kind {
+            HoldKind::Granted { id } => Some(listing.owner_of(id).is_some()),
+            HoldKind::Bound { .. }
+            | HoldKind::Reserved { .. }
+            | HoldKind::Prepared { .. }
+            | HoldKind::Foreign { .. } => None,
+        });
+        for (unit, is_listed) in granted {
+            // A listing from before the ten seconds are over says nothing about what came into use within them.
+            if !is_listed && self.pool.has_aged(&unit, listed_at) {
                 self.end(&unit, EndCause::NeverUsed, |hold| {
                     matches!(hold.kind, HoldKind::Granted { .. })
                 });
@@ -232,7 +233,9 @@ impl Transition {
     }
 
     fn end_causeless(&mut self) {
-        let (Some(claims), Some(listing)) = (&self.pool.seen.claims, &self.pool.seen.listing)
+        let seen = &self.pool.seen;
+        let (Some(claims), Some(listing), Some(listed_at)) =
+            (&seen.claims, &seen.listing, seen.listed_at)
         else {
             self.pool.seen.causeless.clear();
             return;
@@ -260,51 +263,11 @@ impl Transition {
                 .units_of(&uid)
                 .iter()
                 .all(|unit| self.pool.is_clean(unit));
-            if clean && self.now.uptime.saturating_sub(since) >= CAUSELESS_LIMIT {
+            // Measured to the last listing: a kubelet that does not answer shows nothing.
+            if clean && listed_at.saturating_sub(since) >= CAUSELESS_LIMIT {
                 self.release_claim(&uid, EndCause::ClaimEnded);
             }
         }
-    }
-
-    /// Foreign units that are shown to be free are free.
-    pub(crate) fn free_foreign(&mut self) {
-        let foreign = self.holds_where(|hold| match &hold.kind {
-            HoldKind::Foreign { cause } => Some(cause.clone()),
-            HoldKind::Granted { .. }
-            | HoldKind::Bound { .. }
-            | HoldKind::Reserved { .. }
-            | HoldKind::Prepared { .. } => None,
-        });
-        for (unit, cause) in foreign {
-            if !self.pool.is_clean(&unit) || self.is_listed(&unit) {
-                continue;
-            }
-            let free = match &cause {
-                ForeignCause::UnknownProcess | ForeignCause::Lingering { .. } => true,
-                ForeignCause::UnknownUnitOf { pod } => self.has_left(pod),
-            };
-            if free {
-                self.end(&unit, EndCause::ShownFree, |hold| hold.face().is_none());
-            }
-        }
-    }
-
-    fn is_listed(&self, unit: &UnitId) -> bool {
-        let Some(listing) = &self.pool.seen.listing else {
-            return true;
-        };
-        listing
-            .pods
-            .iter()
-            .flat_map(|listed| &listed.devices)
-            .any(|device| self.pool.ledger.unit_behind(&device.id) == Some(unit))
-    }
-
-    fn has_left(&self, pod: &PodRef) -> bool {
-        let (Some(pods), Some(listing)) = (&self.pool.seen.pods, &self.pool.seen.listing) else {
-            return false;
-        };
-        pods.has_ended(&pod.name, pod.uid.as_ref()) && !listing.counts(&pod.name)
     }
 
     fn reserve_allocated(&mut self) {
@@ -312,38 +275,5 @@ impl Transition {
         for unit in units {
             self.reserve(&unit);
         }
-    }
-
-    fn find_strangers(&mut self) {
-        let free: Vec<UnitId> = self
-            .pool
-            .ledger
-            .units
-            .keys()
-            .filter(|unit| self.pool.ledger.holds_touching(unit).next().is_none())
-            .cloned()
-            .collect();
-        for unit in &free {
-            let busy = self.pool.busy(unit).is_some_and(|pids| !pids.is_empty());
-            if !busy {
-                self.pool.seen.suspects.remove(unit);
-                continue;
-            }
-            let times = self.pool.seen.suspects.entry(unit.clone()).or_default();
-            *times += 1;
-            if *times >= SUSPECT_LIMIT {
-                let kind = HoldKind::Foreign {
-                    cause: ForeignCause::UnknownProcess,
-                };
-                self.pool
-                    .ledger
-                    .take(unit, Hold::exclusive(kind, self.now.wall));
-                self.report(Report::ForeignFound { unit: unit.clone() });
-            }
-        }
-        self.pool
-            .seen
-            .suspects
-            .retain(|unit, _| free.contains(unit));
     }
 }

@@ -56,7 +56,7 @@ pub struct CountedOffer {
     pub health: Health,
     /// NUMA node of the unit, for the kubelet's Topology Manager.
     pub numa_node: Option<u32>,
-    /// Free and on offer: what `GetPreferredAllocation` picks from, last first.
+    /// On offer and not reserved for a claim either: what `GetPreferredAllocation` picks from, last first.
     pub free: bool,
 }
 
@@ -141,7 +141,7 @@ impl Pool {
             .map(|(unit, record)| ClaimOffer {
                 device: record.device_name(),
                 gpu: record.gpu.clone(),
-                taint: self.taint(unit, record.side, on_offer.contains(&unit)),
+                taint: self.taint(unit, on_offer.contains(&unit)),
                 held_by_claim: self.claim_on(unit).is_some(),
             })
             .collect();
@@ -152,7 +152,7 @@ impl Pool {
         self.ledger.holds_on(unit).iter().find_map(Hold::claim)
     }
 
-    fn taint(&self, unit: &UnitId, side: Side, on_offer: bool) -> Option<TaintReason> {
+    fn taint(&self, unit: &UnitId, on_offer: bool) -> Option<TaintReason> {
         if self.standing != Standing::Serving {
             return Some(TaintReason::Closed);
         }
@@ -170,10 +170,12 @@ impl Pool {
                 None => TaintReason::Foreign,
             });
         }
-        match (on_offer, side) {
-            (true, _) => None,
-            (false, Side::Legacy) => Some(TaintReason::Counted),
-            (false, Side::Dra) => Some(TaintReason::Closed),
+        if on_offer {
+            return None;
+        }
+        match self.side_of(unit) {
+            Some(Side::Legacy) => Some(TaintReason::Counted),
+            Some(Side::Dra) | None => Some(TaintReason::Closed),
         }
     }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::evidence::{Claims, Listing, Moment, Pods, Processes, UnitProcesses};
 use crate::hold::{ForeignCause, Former, Hold, HoldKind};
 use crate::id::{ClaimRef, ClaimUid, DeviceId, UnitId};
-use crate::ledger::{Access, Ledger, Side};
+use crate::ledger::{Access, Ledger, Side, UnitKind};
 use crate::report::{EndCause, Report};
 use crate::settings::{Face, Settings};
 
@@ -37,6 +37,8 @@ pub(crate) enum Presence {
 pub(crate) struct Seen {
     pub(crate) presence: BTreeMap<UnitId, Presence>,
     pub(crate) listing: Option<Listing>,
+    /// Uptime at which that listing was taken.
+    pub(crate) listed_at: Option<Duration>,
     pub(crate) pods: Option<Pods>,
     pub(crate) claims: Option<Claims>,
     pub(crate) processes: Processes,
@@ -69,6 +71,7 @@ pub struct Pool {
 pub struct Transition {
     base: u64,
     before: Ledger,
+    standing_before: Standing,
     pub(crate) pool: Pool,
     pub(crate) now: Moment,
     pub(crate) reports: Vec<Report>,
@@ -109,6 +112,7 @@ impl Pool {
         Transition {
             base: self.ledger.generation,
             before: self.ledger.clone(),
+            standing_before: self.standing,
             pool,
             now,
             reports: Vec::new(),
@@ -254,8 +258,8 @@ impl Pool {
             .ledger
             .in_order()
             .into_iter()
-            .filter(|(_, record)| record.side == Side::of(face))
             .map(|(unit, _)| unit)
+            .filter(|unit| self.side_of(unit) == Some(Side::of(face)))
             .filter(|unit| self.is_present(unit) && self.is_free_for(unit, face))
             .collect();
         let held = self.held_through(face);
@@ -274,6 +278,17 @@ impl Pool {
             }
         }
         free
+    }
+
+    /// The side on which a unit is offered. A MIG instance goes with its parent, so that no piece of hardware is
+    /// ever on both.
+    pub(crate) fn side_of(&self, unit: &UnitId) -> Option<Side> {
+        let record = self.ledger.units.get(unit)?;
+        let parent = match &record.kind {
+            UnitKind::Gpu => None,
+            UnitKind::Mig { parent } => self.ledger.units.get(parent),
+        };
+        Some(parent.map_or(record.side, |parent| parent.side))
     }
 
     /// Free, or for the counted side only reserved: nothing of that claim runs, and it yields (rule 4).
@@ -300,10 +315,22 @@ impl Pool {
 
 impl Transition {
     /// The ledger as it must be saved before the commit; `None` if nothing durable has changed.
+    ///
+    /// Nothing is saved before the pool serves: a file without holds would say after the next start that every
+    /// unit is free, and an unreadable file must stay as it is.
+    ///
+    /// # Panics
+    /// The ledger breaks a rule of its own: a bug, which must not reach the disk.
     pub fn ledger_to_save(&mut self) -> Option<&Ledger> {
         self.pool.ledger.generation = self.base;
-        if self.pool.ledger == self.before {
+        if self.pool.standing != Standing::Serving {
             return None;
+        }
+        if self.pool.ledger == self.before && self.standing_before == Standing::Serving {
+            return None;
+        }
+        if let Err(breach) = self.pool.ledger.check() {
+            panic!("the ledger's rules are broken, so it is not saved: {breach}");
         }
         self.pool.ledger.generation = self.base + 1;
         Some(&self.pool.ledger)

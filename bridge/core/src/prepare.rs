@@ -71,6 +71,9 @@ impl Transition {
                 return outcome;
             }
         }
+        if let Some(refusal) = self.pool.overlap_in(&request.claim, &devices) {
+            return PrepareOutcome::Refused(refusal);
+        }
         PrepareOutcome::Prepared(self.put_prepared(&request.claim, devices))
     }
 
@@ -188,6 +191,24 @@ impl Pool {
             .collect()
     }
 
+    /// An allocation that names two units of the same hardware can never be served.
+    fn overlap_in(&self, claim: &ClaimRef, devices: &[PreparedDevice]) -> Option<Refusal> {
+        let owned: Vec<&PreparedDevice> = devices
+            .iter()
+            .filter(|device| device.access == Access::Owner)
+            .collect();
+        let overlapped = owned.iter().find(|device| {
+            let overlapping = self.ledger.overlapping(&device.unit);
+            owned.iter().any(|other| overlapping.contains(&&other.unit))
+        })?;
+        Some(Refusal::UnitHeld {
+            unit: overlapped.unit.clone(),
+            device: overlapped.device.clone(),
+            holder: HolderKind::AllocatedClaim,
+            claim: claim.clone(),
+        })
+    }
+
     fn may_prepare(
         &self,
         request: &PrepareRequest,
@@ -211,7 +232,7 @@ impl Pool {
         if let Some((holder, hold)) = self
             .ledger
             .holds_touching(unit)
-            .find(|(_, hold)| !hold.is_of_claim(&claim.uid))
+            .find(|(holder, hold)| *holder != unit || !hold.is_of_claim(&claim.uid))
         {
             return Err(self.in_the_way(request, device, holder, hold));
         }
@@ -237,7 +258,7 @@ impl Pool {
         holder: &UnitId,
         hold: &Hold,
     ) -> PrepareOutcome {
-        if hold.face().is_none() {
+        if hold.face().is_none() && !self.is_clean(holder) {
             let busy = self.busy(holder);
             return PrepareOutcome::Wait(unit_busy(request, device, busy));
         }
@@ -247,7 +268,7 @@ impl Pool {
             holder: HolderKind::of(hold),
             claim: request.claim.clone(),
         };
-        let taken_since = matches!(hold.kind, HoldKind::Granted { .. })
+        let taken_since = hold.face() == Some(Face::Legacy)
             && self
                 .seen
                 .answered
@@ -262,13 +283,7 @@ impl Pool {
 
     /// Whether counted pods in flight need the unit: it stands on their side, and what else is there is too little.
     fn is_wanted_by_counted(&self, request: &PrepareRequest, unit: &UnitId) -> bool {
-        let on_legacy = |unit: &UnitId| {
-            self.ledger
-                .units
-                .get(unit)
-                .is_some_and(|record| record.side == Side::Legacy)
-        };
-        if !on_legacy(unit) {
+        if self.side_of(unit) != Some(Side::Legacy) {
             return false;
         }
         let others = self

@@ -1,0 +1,176 @@
+//! What pod-resources proves about the holds, and what it does not.
+//!
+//! The kubelet's list has no UIDs, no ordinary init containers, and may show one id under two pods: a `List` that
+//! falls into an `Allocate` can make the kubelet forget the id that it is just giving out, and give it again
+//! (`pkg/kubelet/cm/devicemanager`, `UpdateAllocatedDevices`). So an id alone names no holder: a listed pod is
+//! *explained* once it has as many units as ids, whatever these ids are.
+
+use std::collections::BTreeSet;
+
+use crate::evidence::{BoundPod, ListedPod, Listing, PodPhase};
+use crate::hold::HoldKind;
+use crate::id::{DeviceId, PodName, PodRef, PodUid, UnitId};
+use crate::pool::Pool;
+
+impl Pool {
+    /// The UID of the live pod of a name, where a list of pods is known and names one.
+    pub(crate) fn live_uid(&self, name: &PodName) -> Option<PodUid> {
+        let pods = self.seen.pods.as_ref()?;
+        pods.live(name).map(|bound| bound.uid.clone())
+    }
+
+    /// Whether a list of pods shows that a pod is terminal or gone.
+    pub(crate) fn has_ended(&self, pod: &PodRef) -> bool {
+        self.seen
+            .pods
+            .as_ref()
+            .is_some_and(|pods| pods.has_ended(&pod.name, pod.uid.as_ref()))
+    }
+
+    /// Units bound to pods of a name, those of predecessors that have ended left out.
+    pub(crate) fn bound_to(&self, name: &PodName) -> usize {
+        self.ledger
+            .holds
+            .values()
+            .flatten()
+            .filter(|hold| match &hold.kind {
+                HoldKind::Bound { pod, .. } => pod.name == *name && !self.has_ended(pod),
+                HoldKind::Granted { .. }
+                | HoldKind::Reserved { .. }
+                | HoldKind::Prepared { .. }
+                | HoldKind::Foreign { .. } => false,
+            })
+            .count()
+    }
+
+    /// Whether a listed pod has a unit for each of its ids.
+    pub(crate) fn is_explained(&self, listed: &ListedPod) -> bool {
+        self.bound_to(&listed.pod) >= listed.ids().len()
+    }
+
+    /// The pod that still has a carried id although the kubelet gives it again, if there is one.
+    ///
+    /// `holder` is the pod that the hold is bound to; a granted hold has none yet.
+    pub(crate) fn still_has(
+        &self,
+        id: &DeviceId,
+        unit: &UnitId,
+        holder: Option<&PodRef>,
+        listing: &Listing,
+    ) -> Option<PodRef> {
+        if let Some(pod) = holder
+            && listing.shows(&pod.name)
+            && !self.has_ended(pod)
+        {
+            // Active, with the id or without it: its containers may run, so the kubelet's book is wrong.
+            return Some(pod.clone());
+        }
+        let listed = listing
+            .pods
+            .iter()
+            .find(|listed| listed.ids().contains(id) && !self.is_explained(listed));
+        if let Some(listed) = listed {
+            return Some(PodRef {
+                name: listed.pod.clone(),
+                uid: self.live_uid(&listed.pod),
+            });
+        }
+        if holder.is_none() {
+            return self.needs_every_granted_unit(unit, listing);
+        }
+        None
+    }
+
+    /// A pod that may be the owner of an aged granted unit, if the started pods may own as many unlisted ids as
+    /// there are such units: then each of them is spoken for. With more units than that some are left over from
+    /// failed admissions, and the kubelet, which offers this one again, knows which.
+    fn needs_every_granted_unit(&self, unit: &UnitId, listing: &Listing) -> Option<PodRef> {
+        let pods = self.seen.pods.as_ref()?;
+        let candidates = || {
+            pods.pods
+                .iter()
+                .filter(|bound| bound.phase == PodPhase::Live && bound.started)
+                .map(|bound| (bound, self.unlisted_ids(bound, listing)))
+                .filter(|(_, unlisted)| *unlisted > 0)
+        };
+        let unlisted: usize = candidates().map(|(_, unlisted)| unlisted).sum();
+        let aged = |other: &UnitId| {
+            let uptime = self.seen.listed_at.unwrap_or_default();
+            other == unit || self.has_aged(other, uptime)
+        };
+        let granted = self
+            .ledger
+            .holds
+            .iter()
+            .filter(|(other, _)| aged(other))
+            .flat_map(|(_, holds)| holds)
+            .filter(|hold| matches!(hold.kind, HoldKind::Granted { .. }))
+            .count();
+        if unlisted < granted {
+            return None;
+        }
+        candidates().next().map(|(bound, _)| PodRef {
+            name: bound.pod.clone(),
+            uid: Some(bound.uid.clone()),
+        })
+    }
+
+    /// Whether some live pod here may own an id that pod-resources does not show: an ordinary init container's.
+    /// Without a list of pods: yes.
+    pub(crate) fn can_be_owned(&self, listing: &Listing) -> bool {
+        self.seen.pods.as_ref().is_none_or(|pods| {
+            pods.pods
+                .iter()
+                .any(|bound| bound.phase == PodPhase::Live && self.unlisted_ids(bound, listing) > 0)
+        })
+    }
+
+    /// How many ids a pod may own beyond those that it is listed with.
+    fn unlisted_ids(&self, bound: &BoundPod, listing: &Listing) -> usize {
+        let listed = listing
+            .pods
+            .iter()
+            .find(|listed| listed.pod == bound.pod)
+            .map_or(0, |listed| listed.ids().len());
+        usize::try_from(bound.may_own)
+            .unwrap_or(usize::MAX)
+            .saturating_sub(listed)
+    }
+
+    /// Whether a listing is an empty answer of a kubelet whose sources are not ready yet: pods with GPUs run here, and
+    /// it names no pod at all.
+    pub(crate) fn says_nothing(&self, listing: &Listing) -> bool {
+        let running =
+            |bound: &BoundPod| bound.phase == PodPhase::Live && bound.started && bound.may_own > 0;
+        listing.pods.is_empty()
+            && self
+                .seen
+                .pods
+                .as_ref()
+                .is_none_or(|pods| pods.pods.iter().any(running))
+    }
+
+    /// Whether a bound hold shows in a listing: by its id, or by an id of its pod that no other unit of that pod
+    /// accounts for.
+    pub(crate) fn is_shown(&self, id: &DeviceId, pod: &PodRef, listing: &Listing) -> bool {
+        let listed = listing.pods.iter().find(|listed| listed.pod == pod.name);
+        listed.is_some_and(|listed| {
+            let ids = listed.ids();
+            let carried: BTreeSet<&DeviceId> = self
+                .ledger
+                .holds
+                .values()
+                .flatten()
+                .filter_map(|hold| match &hold.kind {
+                    HoldKind::Bound { id, pod } if pod.name == listed.pod => Some(id),
+                    HoldKind::Bound { .. }
+                    | HoldKind::Granted { .. }
+                    | HoldKind::Reserved { .. }
+                    | HoldKind::Prepared { .. }
+                    | HoldKind::Foreign { .. } => None,
+                })
+                .collect();
+            ids.contains(id) || ids.iter().any(|id| !carried.contains(id))
+        })
+    }
+}

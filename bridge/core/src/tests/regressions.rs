@@ -1,0 +1,611 @@
+//! One test per bug that was found by reading or by a random history, named for what an admin would have seen.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use super::kit::*;
+use crate::{
+    Access, Adoption, AllocateOutcome, CheckpointedDevices, CheckpointedResponse, Claims, EndCause,
+    Former, HolderKind, Inventory, Limits, Listing, Mode, Patience, PodSource, Pods, Pool,
+    PrepareOutcome, Refusal, Report, Settings, Standing, UnitProcesses,
+};
+
+const NOTHING: Listing = Listing { pods: Vec::new() };
+
+fn all_legacy() -> Settings {
+    Settings {
+        mode: Mode::Legacy,
+        ..Settings::default()
+    }
+}
+
+/// A daemon without a ledger file that has seen its GPUs.
+fn without_ledger(count: u32) -> Daemon {
+    let mut daemon = Daemon::with_gpus(count, all_legacy());
+    daemon.pool = Pool::waiting(all_legacy());
+    daemon.disk = None;
+    daemon.act(|t| t.observe_inventory(inventory(0..count)));
+    daemon
+}
+
+fn adoption(listing: Listing, pods: Vec<crate::BoundPod>) -> Adoption {
+    Adoption {
+        listing,
+        pods: Pods {
+            source: PodSource::Api,
+            pods,
+        },
+        checkpoint: Vec::new(),
+        claims: Claims::default(),
+        prepared: Some(BTreeSet::new()),
+        unprepared: BTreeSet::new(),
+    }
+}
+
+fn checkpointed(pod: &str, ids: &[&str], units: Option<&[&str]>) -> CheckpointedDevices {
+    CheckpointedDevices {
+        pod: pod_uid(pod),
+        ids: ids.iter().map(|text| id(text)).collect(),
+        response: match units {
+            Some(units) => {
+                CheckpointedResponse::Units(units.iter().map(|text| unit(text)).collect())
+            }
+            None => CheckpointedResponse::Unknown,
+        },
+    }
+}
+
+#[test]
+fn a_daemon_that_dies_while_it_waits_for_adoption_leaves_no_ledger_that_says_all_is_free() {
+    let mut daemon = without_ledger(2);
+    daemon.act(|t| t.observe_pods(None));
+    assert_eq!(daemon.pool.standing(), Standing::WaitingForAdoption);
+    assert_eq!(daemon.disk, None);
+}
+
+#[test]
+fn an_unreadable_ledger_is_never_written_over() {
+    let mut daemon = Daemon::with_gpus(2, all_legacy());
+    daemon.pool = Pool::unreadable(all_legacy());
+    daemon.disk = None;
+    daemon.act(|t| t.observe_inventory(inventory(0..2)));
+    assert_eq!(daemon.disk, None);
+}
+
+#[test]
+fn an_adoption_that_finds_nothing_is_saved_all_the_same() {
+    let mut daemon = without_ledger(2);
+    daemon.act(|t| t.adopt(adoption(NOTHING, Vec::new())));
+    assert_eq!(daemon.pool.standing(), Standing::Serving);
+    assert_eq!(daemon.disk.as_ref(), Some(daemon.pool.ledger()));
+}
+
+#[test]
+fn nothing_is_adopted_before_nvml_has_said_which_gpus_there_are() {
+    let mut daemon = without_ledger(2);
+    daemon.pool = Pool::waiting(all_legacy());
+    let mut evidence = adoption(listing(&[("pod-a", &["GPU-0"])]), vec![live("pod-a", 1)]);
+    evidence.checkpoint = vec![checkpointed("pod-a", &["GPU-0"], Some(&["GPU-0"]))];
+    daemon.act(|t| t.adopt(evidence.clone()));
+    assert_eq!(daemon.pool.standing(), Standing::WaitingForAdoption);
+    daemon.act(|t| t.observe_inventory(inventory(0..2)));
+    daemon.act(|t| t.adopt(evidence));
+    assert_eq!(daemon.holds("GPU-0"), "Bound GPU-0 pod-a");
+}
+
+#[test]
+fn a_lost_book_with_only_a_busy_unit_left_does_not_give_one_id_to_two_holds() {
+    let mut daemon = Daemon::with_gpus(2, all_legacy());
+    daemon.granted("GPU-0", &NOTHING);
+    daemon.granted("GPU-1", &NOTHING);
+    let both = listing(&[("pod-a", &["GPU-0"]), ("pod-b", &["GPU-1"])]);
+    daemon.see_pods(&[live("pod-a", 1), live("pod-b", 1)]);
+    daemon.list(&both);
+    // pod-b is force-deleted and its process runs on.
+    daemon.run("GPU-1", &[(7, Some("pod-b"))]);
+    daemon.see_pods(&[live("pod-a", 1)]);
+    let only_a = listing(&[("pod-a", &["GPU-0"])]);
+    daemon.list(&only_a);
+    daemon.list(&only_a);
+    assert_eq!(daemon.holds("GPU-1"), "Foreign Lingering pod-b");
+    assert_eq!(daemon.granted("GPU-0", &only_a), "GPU-1");
+    assert!(daemon.reported(|r| matches!(r, Report::KubeletLostItsBook { .. })));
+    assert!(daemon.reported(|r| matches!(r, Report::HandedOverBusy { .. })));
+    assert_eq!(daemon.holds("GPU-0"), "Bound GPU-1 pod-a");
+    assert_eq!(daemon.holds("GPU-1"), "Granted GPU-0");
+}
+
+#[test]
+fn a_kubelet_that_lists_one_id_under_two_pods_binds_each_unit_to_its_own_pod() {
+    // A List while Allocate is under way makes the kubelet forget the id that it is just giving out, so that it
+    // gives it a second time; both pods are listed with it from then on.
+    let mut daemon = Daemon::with_gpus(2, all_legacy());
+    daemon.granted("GPU-0", &NOTHING);
+    daemon.see_pods(&[live("pod-a", 1), in_flight("pod-b", 1)]);
+    daemon.list(&listing(&[("pod-a", &["GPU-0"])]));
+    assert_eq!(
+        daemon.granted("GPU-0", &listing(&[("pod-a", &["GPU-0"])])),
+        "GPU-1"
+    );
+    daemon.list(&listing(&[("pod-a", &["GPU-0"]), ("pod-b", &["GPU-0"])]));
+    assert_eq!(daemon.holds("GPU-0"), "Bound GPU-1 pod-a");
+    assert_eq!(daemon.holds("GPU-1"), "Bound GPU-0 pod-b");
+    // When pod-a goes, its unit is free and pod-b's is not.
+    daemon.see_pods(&[live("pod-b", 1)]);
+    let only_b = listing(&[("pod-b", &["GPU-0"])]);
+    for _ in 0..3 {
+        daemon.list(&only_b);
+    }
+    assert_eq!(daemon.holds("GPU-0"), "free");
+    assert_eq!(daemon.holds("GPU-1"), "Bound GPU-0 pod-b");
+    // And the other way round no unit is taken for a pod that has its own already.
+    daemon.see_pods(&[live("pod-b", 1), live("pod-c", 1)]);
+    assert_eq!(daemon.granted("GPU-1", &only_b), "GPU-0");
+}
+
+#[test]
+fn the_pod_that_kept_running_does_not_get_the_unit_of_the_pod_that_shared_its_id() {
+    let mut daemon = Daemon::with_gpus(2, all_legacy());
+    daemon.granted("GPU-0", &NOTHING);
+    daemon.see_pods(&[live("pod-a", 1), in_flight("pod-b", 1)]);
+    let only_a = listing(&[("pod-a", &["GPU-0"])]);
+    daemon.list(&only_a);
+    daemon.granted("GPU-0", &only_a);
+    daemon.list(&listing(&[("pod-a", &["GPU-0"]), ("pod-b", &["GPU-0"])]));
+    daemon.see_pods(&[live("pod-a", 1)]);
+    for _ in 0..3 {
+        daemon.list(&only_a);
+    }
+    assert_eq!(daemon.holds("GPU-0"), "Bound GPU-1 pod-a");
+    assert_eq!(daemon.holds("GPU-1"), "free");
+}
+
+#[test]
+fn a_lingering_unit_becomes_free_although_another_pod_is_listed_with_the_id_that_stands_for_it() {
+    let mut daemon = Daemon::with_gpus(2, all_legacy());
+    daemon.granted("GPU-0", &NOTHING);
+    daemon.see_pods(&[live("pod-a", 1), in_flight("pod-b", 1)]);
+    let only_a = listing(&[("pod-a", &["GPU-0"])]);
+    daemon.list(&only_a);
+    daemon.granted("GPU-0", &only_a);
+    daemon.list(&listing(&[("pod-a", &["GPU-0"]), ("pod-b", &["GPU-0"])]));
+    daemon.run("GPU-1", &[(7, Some("pod-b"))]);
+    daemon.see_pods(&[live("pod-a", 1)]);
+    for _ in 0..2 {
+        daemon.list(&only_a);
+    }
+    assert_eq!(daemon.holds("GPU-1"), "Foreign Lingering pod-b");
+    daemon.run("GPU-1", &[]);
+    daemon.list(&only_a);
+    assert_eq!(daemon.holds("GPU-1"), "free");
+}
+
+#[test]
+fn a_kubelet_without_its_checkpoint_gets_no_unit_of_a_pod_that_is_still_active() {
+    // pod-a runs and has opened no GPU yet; the kubelet has lost its checkpoint and lists the pod without devices.
+    let mut daemon = Daemon::with_gpus(1, all_legacy());
+    daemon.granted("GPU-0", &NOTHING);
+    daemon.see_pods(&[live("pod-a", 1), in_flight("pod-b", 1)]);
+    daemon.list(&listing(&[("pod-a", &["GPU-0"])]));
+    let lost = listing(&[("pod-a", &[]), ("pod-b", &[])]);
+    assert_eq!(
+        daemon.allocate(&["GPU-0"], Patience::Waits, &lost),
+        AllocateOutcome::Wait
+    );
+    let outcome = daemon.allocate(&["GPU-0"], Patience::LastCall, &lost);
+    assert!(matches!(
+        outcome,
+        AllocateOutcome::Refused(Refusal::NoFreeUnit { .. })
+    ));
+    assert_eq!(daemon.holds("GPU-0"), "Bound GPU-0 pod-a");
+}
+
+#[test]
+fn a_kubelet_without_its_checkpoint_gets_no_unit_of_an_init_container_that_sleeps() {
+    let mut daemon = Daemon::with_gpus(1, all_legacy());
+    daemon.granted("GPU-0", &NOTHING);
+    daemon.pass(30);
+    daemon.see_pods(&[live("init-pod", 1), in_flight("pod-b", 1)]);
+    let lost = listing(&[("init-pod", &[]), ("pod-b", &[])]);
+    daemon.list(&lost);
+    let outcome = daemon.allocate(&["GPU-0"], Patience::LastCall, &lost);
+    assert!(matches!(outcome, AllocateOutcome::Refused(_)));
+    assert_eq!(daemon.holds("GPU-0"), "Granted GPU-0");
+}
+
+#[test]
+fn an_id_left_over_by_a_failed_admission_is_given_although_an_init_only_pod_runs() {
+    let mut daemon = Daemon::with_gpus(2, all_legacy());
+    daemon.granted("GPU-0", &NOTHING); // init-pod's, never listed
+    daemon.granted("GPU-1", &NOTHING); // of a pod that failed after Allocate
+    daemon.pass(30);
+    daemon.see_pods(&[live("init-pod", 1), in_flight("pod-b", 1)]);
+    daemon.list(&NOTHING);
+    assert_eq!(daemon.granted("GPU-1", &NOTHING), "GPU-1");
+    assert_eq!(daemon.holds("GPU-0"), "Granted GPU-0");
+}
+
+#[test]
+fn the_old_hold_of_a_stateful_set_pod_ends_while_its_successor_of_the_same_name_is_listed() {
+    let mut daemon = Daemon::with_gpus(2, all_legacy());
+    daemon.granted("GPU-0", &NOTHING);
+    daemon.see_pods(&[live("web-0", 1)]);
+    daemon.list(&listing(&[("web-0", &["GPU-0"])]));
+    let successor = crate::BoundPod {
+        uid: pod_uid("web-0-second"),
+        ..live("web-0", 1)
+    };
+    daemon.see_pods(std::slice::from_ref(&successor));
+    daemon.granted("GPU-1", &NOTHING);
+    for _ in 0..3 {
+        daemon.list(&listing(&[("web-0", &["GPU-1"])]));
+    }
+    assert_eq!(daemon.holds("GPU-0"), "free");
+    assert_eq!(daemon.holds("GPU-1"), "Bound GPU-1 web-0");
+}
+
+#[test]
+fn an_empty_answer_of_a_restarted_kubelet_ends_nothing_while_a_pod_with_gpus_runs() {
+    let mut daemon = Daemon::with_gpus(1, all_legacy());
+    daemon.see_pods(&[live("web-0", 1)]);
+    daemon.granted("GPU-0", &NOTHING);
+    // The listing is of the successor; the pod list is still the old one.
+    daemon.list(&listing(&[("web-0", &["GPU-0"])]));
+    let successor = crate::BoundPod {
+        uid: pod_uid("web-0-second"),
+        ..live("web-0", 1)
+    };
+    daemon.see_pods(&[successor]);
+    for _ in 0..3 {
+        daemon.list(&NOTHING);
+    }
+    assert_eq!(daemon.holds("GPU-0"), "Bound GPU-0 web-0");
+    daemon.see_pods(&[]);
+    for _ in 0..2 {
+        daemon.list(&NOTHING);
+    }
+    assert_eq!(daemon.holds("GPU-0"), "free");
+}
+
+#[test]
+fn a_listing_that_was_overtaken_by_an_allocate_does_not_end_the_new_pods_hold() {
+    let mut daemon = Daemon::with_gpus(1, all_legacy());
+    daemon.see_pods(&[live("pod-a", 1), live("pod-b", 1)]);
+    daemon.granted("GPU-0", &NOTHING); // pod-b's
+    // Asked before that Allocate, delivered after it: it still shows pod-a.
+    daemon.list(&listing(&[("pod-a", &["GPU-0"])]));
+    daemon.see_pods(&[live("pod-b", 1)]);
+    for _ in 0..3 {
+        daemon.list(&listing(&[("pod-b", &["GPU-0"])]));
+        assert_eq!(daemon.holds("GPU-0"), "Bound GPU-0 pod-b");
+    }
+}
+
+#[test]
+fn a_granted_unit_is_not_ended_on_a_listing_older_than_its_ten_seconds() {
+    let mut daemon = Daemon::with_gpus(1, all_legacy());
+    daemon.see_pods(&[]);
+    daemon.list(&NOTHING);
+    daemon.granted("GPU-0", &NOTHING);
+    // The kubelet does not answer any more; the pods' watch goes on.
+    daemon.pass(30);
+    daemon.see_pods(&[]);
+    assert_eq!(daemon.holds("GPU-0"), "Granted GPU-0");
+    daemon.list(&NOTHING);
+    assert_eq!(daemon.holds("GPU-0"), "free");
+}
+
+#[test]
+fn a_prepared_claim_without_a_cause_stays_while_the_kubelet_does_not_answer() {
+    let mut daemon = Daemon::with_gpus(1, Settings::default());
+    daemon.see_claims(&[allocated("claim-a", &["gpu-0"], &["pod-a"])]);
+    daemon.list(&NOTHING);
+    assert!(matches!(
+        daemon.prepare("claim-a", &["gpu-0"]),
+        PrepareOutcome::Prepared(_)
+    ));
+    daemon.see_claims(&[]);
+    daemon.pass(120);
+    daemon.see_claims(&[]);
+    assert_eq!(daemon.holds("GPU-0"), "Prepared claim-a");
+    daemon.list(&NOTHING);
+    assert_eq!(daemon.holds("GPU-0"), "free");
+}
+
+#[test]
+fn a_prepared_claim_that_the_api_has_lost_stays_while_a_pod_is_listed_with_it() {
+    let mut daemon = Daemon::with_gpus(1, Settings::default());
+    daemon.see_claims(&[]);
+    daemon.prepare("claim-a", &["gpu-0"]);
+    let with_claim = Listing {
+        pods: vec![listed_claim("pod-a", "claim-a", "gpu-0")],
+    };
+    for _ in 0..3 {
+        daemon.list(&with_claim);
+        daemon.pass(60);
+    }
+    assert_eq!(daemon.holds("GPU-0"), "Prepared claim-a");
+    daemon.list(&NOTHING);
+    daemon.pass(60);
+    daemon.list(&NOTHING);
+    assert_eq!(daemon.holds("GPU-0"), "free");
+}
+
+#[test]
+fn a_waiting_prepare_is_refused_at_once_also_when_the_counted_pod_is_already_listed() {
+    let mut daemon = Daemon::with_gpus(1, all_legacy());
+    daemon.pass(5);
+    let request = prepare_request("claim-a", &["gpu-0"], daemon.uptime);
+    daemon.see_claims(&[allocated("claim-a", &["gpu-0"], &["pod-b"])]);
+    daemon.granted("GPU-0", &NOTHING);
+    daemon.see_pods(&[live("pod-a", 1)]);
+    daemon.list(&listing(&[("pod-a", &["GPU-0"])]));
+    assert_eq!(daemon.holds("GPU-0"), "Bound GPU-0 pod-a");
+    let outcome = daemon.act(|t| t.prepare(&request));
+    assert!(matches!(
+        outcome,
+        PrepareOutcome::Refused(Refusal::UnitHeld {
+            holder: HolderKind::CountedPod,
+            ..
+        })
+    ));
+}
+
+#[test]
+fn a_unit_that_may_be_a_lost_pods_is_not_called_busy_when_nothing_runs_on_it() {
+    let mut daemon = without_ledger(2);
+    daemon.act(|t| {
+        t.adopt(adoption(
+            listing(&[("pod-a", &["GPU-0"])]),
+            vec![live("pod-a", 1)],
+        ));
+    });
+    let outcome = daemon.prepare("claim-a", &["gpu-1"]);
+    assert!(matches!(
+        outcome,
+        PrepareOutcome::Wait(Refusal::UnitHeld {
+            holder: HolderKind::Unknown,
+            ..
+        })
+    ));
+}
+
+#[test]
+fn a_gpu_that_was_lost_is_still_lost_after_nvml_was_away() {
+    let mut daemon = Daemon::with_gpus(2, all_legacy());
+    daemon.act(|t| t.observe_inventory(inventory([0])));
+    daemon.act(|t| t.observe_inventory(Inventory::Unavailable));
+    daemon.act(|t| t.observe_inventory(inventory([0])));
+    assert!(!daemon.reported(|r| matches!(r, Report::UnitLost { .. })));
+    daemon.act(|t| t.observe_inventory(inventory([0, 1])));
+    assert!(daemon.reported(|r| matches!(r, Report::UnitReturned { .. })));
+}
+
+#[test]
+fn get_preferred_allocation_leaves_a_unit_alone_that_is_reserved_for_a_claim() {
+    let mut daemon = Daemon::with_gpus(2, all_legacy());
+    daemon.see_claims(&[allocated("claim-a", &["gpu-1"], &["pod-b"])]);
+    let offers = daemon.pool.offers();
+    let available = ["GPU-0".to_owned(), "GPU-1".to_owned()];
+    assert_eq!(offers.preferred(&available, &[], 1), ["GPU-0"]);
+}
+
+#[test]
+fn an_id_that_was_never_listed_is_unknown_although_it_names_a_unit() {
+    let mut daemon = Daemon::with_gpus(1, all_legacy());
+    let outcome = daemon.allocate(&["GPU-0::1"], Patience::LastCall, &NOTHING);
+    assert!(matches!(
+        outcome,
+        AllocateOutcome::Refused(Refusal::UnknownDeviceId { .. })
+    ));
+}
+
+// ---- Adoption ----
+
+#[test]
+fn two_pods_of_unknown_units_both_block_until_both_are_gone() {
+    let mut daemon = without_ledger(3);
+    let both = listing(&[("pod-a", &["GPU-0"]), ("pod-b", &["GPU-1"])]);
+    daemon.act(|t| {
+        t.adopt(adoption(both, vec![live("pod-a", 1), live("pod-b", 1)]));
+    });
+    let only_b = listing(&[("pod-b", &["GPU-1"])]);
+    daemon.see_pods(&[live("pod-b", 1)]);
+    daemon.list(&only_b);
+    for unit in ["GPU-0", "GPU-1", "GPU-2"] {
+        assert!(daemon.holds(unit).starts_with("Foreign"), "{unit}");
+    }
+    daemon.see_pods(&[]);
+    daemon.list(&NOTHING);
+    for unit in ["GPU-0", "GPU-1", "GPU-2"] {
+        assert_eq!(daemon.holds(unit), "free", "{unit}");
+    }
+}
+
+#[test]
+fn the_process_of_a_pod_shows_which_unit_it_has_and_frees_the_others() {
+    let mut daemon = without_ledger(3);
+    daemon.act(|t| {
+        t.adopt(adoption(
+            listing(&[("pod-a", &["GPU-0"])]),
+            vec![live("pod-a", 1)],
+        ));
+    });
+    assert_eq!(daemon.holds("GPU-2"), "Foreign UnknownUnitOf pod-a");
+    daemon.run("GPU-2", &[(9, Some("pod-a"))]);
+    daemon.act(crate::Transition::observe_processes);
+    assert_eq!(daemon.holds("GPU-2"), "Bound GPU-0 pod-a");
+    assert_eq!(daemon.holds("GPU-0"), "free");
+    assert_eq!(daemon.holds("GPU-1"), "free");
+}
+
+#[test]
+fn init_and_app_container_of_one_pod_are_adopted_as_one_holder() {
+    let mut daemon = without_ledger(1);
+    let mut evidence = adoption(listing(&[("pod-a", &["GPU-0"])]), vec![live("pod-a", 1)]);
+    evidence.checkpoint = vec![
+        checkpointed("pod-a", &["GPU-0"], Some(&["GPU-0"])),
+        checkpointed("pod-a", &["GPU-0"], Some(&["GPU-0"])),
+    ];
+    daemon.act(|t| t.adopt(evidence));
+    assert_eq!(daemon.holds("GPU-0"), "Bound GPU-0 pod-a");
+    assert!(!daemon.reported(|r| matches!(r, Report::UnknownHolder { .. })));
+}
+
+#[test]
+fn a_unit_that_a_container_was_given_is_held_although_its_id_stands_for_another() {
+    // The init container got GPU-0 for the id, the app container GPU-1 for the same id.
+    let mut daemon = without_ledger(3);
+    let mut evidence = adoption(listing(&[("pod-a", &["GPU-0"])]), vec![live("pod-a", 1)]);
+    evidence.checkpoint = vec![
+        checkpointed("pod-a", &["GPU-0"], Some(&["GPU-0"])),
+        checkpointed("pod-a", &["GPU-0"], Some(&["GPU-1"])),
+    ];
+    daemon.act(|t| t.adopt(evidence));
+    assert_eq!(daemon.holds("GPU-0"), "Bound GPU-0 pod-a");
+    assert_eq!(daemon.holds("GPU-1"), "Bound GPU-1 pod-a");
+    assert_eq!(daemon.holds("GPU-2"), "free");
+}
+
+#[test]
+fn pods_of_another_device_plugin_are_adopted_by_their_units_and_every_id_stays_listed() {
+    let mut daemon = without_ledger(3);
+    let mut evidence = adoption(
+        listing(&[("by-index", &["1"]), ("shared", &["GPU-2::0"])]),
+        vec![live("by-index", 1), live("shared", 1)],
+    );
+    evidence.checkpoint = vec![
+        checkpointed("by-index", &["1"], Some(&["GPU-1"])),
+        checkpointed("shared", &["GPU-2::0"], Some(&["GPU-2"])),
+    ];
+    daemon.act(|t| t.adopt(evidence));
+    assert_eq!(daemon.holds("GPU-1"), "Bound GPU-1 by-index");
+    assert_eq!(daemon.holds("GPU-2"), "Bound GPU-2 shared");
+    assert_eq!(daemon.pool.offers().counted.len(), 3);
+}
+
+#[test]
+fn a_claim_that_lost_one_unit_to_a_counted_pod_keeps_its_others_when_it_is_adopted() {
+    let mut daemon = without_ledger(2);
+    let mut evidence = adoption(listing(&[("pod-a", &["GPU-0"])]), vec![live("pod-a", 1)]);
+    evidence.checkpoint = vec![checkpointed("pod-a", &["GPU-0"], Some(&["GPU-0"]))];
+    evidence.claims.claims = vec![allocated("claim-a", &["gpu-0", "gpu-1"], &["pod-c"])];
+    evidence.prepared = None;
+    daemon.act(|t| t.adopt(evidence));
+    assert_eq!(daemon.holds("GPU-0"), "Bound GPU-0 pod-a");
+    assert_eq!(daemon.holds("GPU-1"), "Prepared claim-a");
+}
+
+// ---- What was asked about in review, and holds ----
+
+#[test]
+fn one_container_gets_a_unit_for_each_id_and_no_unit_twice() {
+    let mut daemon = Daemon::with_gpus(3, all_legacy());
+    daemon.prepare("claim-a", &["gpu-0"]);
+    let outcome = daemon.allocate(&["GPU-0", "GPU-2"], Patience::LastCall, &NOTHING);
+    let AllocateOutcome::Granted(grants) = outcome else {
+        panic!("two units are free");
+    };
+    let units: Vec<_> = grants.iter().map(|g| g.unit.to_string()).collect();
+    assert_eq!(units, ["GPU-1", "GPU-2"]);
+}
+
+#[test]
+fn a_container_is_given_all_its_ids_or_none() {
+    let mut daemon = Daemon::with_gpus(2, all_legacy());
+    daemon.prepare("claim-a", &["gpu-0"]);
+    let before = daemon.pool.ledger().clone();
+    let outcome = daemon.allocate(&["GPU-0", "GPU-1"], Patience::LastCall, &NOTHING);
+    assert!(matches!(outcome, AllocateOutcome::Refused(_)));
+    assert_eq!(daemon.pool.ledger(), &before);
+}
+
+#[test]
+fn a_new_limit_touches_no_hold_and_moves_only_free_units() {
+    let mut daemon = Daemon::with_gpus(4, all_legacy());
+    for unit in ["GPU-0", "GPU-1", "GPU-2"] {
+        daemon.granted(unit, &NOTHING);
+    }
+    let before = daemon.pool.ledger().holds.clone();
+    daemon.act(|t| {
+        t.configure(Settings {
+            limits: Limits {
+                legacy: Some(1),
+                dra: Some(3),
+            },
+            ..Settings::default()
+        });
+    });
+    assert_eq!(daemon.pool.ledger().holds, before);
+    let offers = daemon.pool.offers();
+    assert!(offers.counted.iter().all(|offer| !offer.free));
+    let claims = offers.claims.expect("the face is open");
+    let untainted = claims.iter().filter(|offer| offer.taint.is_none()).count();
+    assert_eq!(untainted, 1, "GPU-3 turned to the claims");
+}
+
+#[test]
+fn an_api_that_cannot_be_asked_ends_nothing() {
+    let mut daemon = Daemon::with_gpus(1, Settings::default());
+    daemon.see_claims(&[allocated("claim-a", &["gpu-0"], &["pod-a"])]);
+    daemon.prepare("claim-a", &["gpu-0"]);
+    daemon.act(|t| t.observe_claims(None));
+    daemon.act(|t| t.unprepare(&claim_ref("claim-a").uid));
+    assert_eq!(daemon.holds("GPU-0"), "Reserved claim-a");
+    daemon.pass(600);
+    daemon.list(&NOTHING);
+    daemon.act(|t| t.observe_claims(None));
+    assert_eq!(daemon.holds("GPU-0"), "Reserved claim-a");
+    daemon.see_claims(&[]);
+    assert_eq!(daemon.holds("GPU-0"), "free");
+}
+
+#[test]
+fn a_hold_that_ends_while_nvml_is_silent_leaves_its_unit_to_nobody() {
+    let mut daemon = Daemon::with_gpus(1, Settings::default());
+    daemon.see_claims(&[]);
+    daemon.prepare("claim-a", &["gpu-0"]);
+    daemon
+        .processes
+        .units
+        .insert(unit("GPU-0"), UnitProcesses::Unknown);
+    daemon.act(|t| t.unprepare(&claim_ref("claim-a").uid));
+    assert!(daemon.reported(|r| matches!(
+        r,
+        Report::Ended {
+            cause: EndCause::Unprepared,
+            ..
+        }
+    )));
+    assert!(daemon.reported(|r| matches!(
+        r,
+        Report::Lingering {
+            former: Former::Claim(_),
+            ..
+        }
+    )));
+    assert!(matches!(
+        daemon.prepare("claim-b", &["gpu-0"]),
+        PrepareOutcome::Wait(Refusal::UnitBusy { .. })
+    ));
+}
+
+#[test]
+fn an_onlooker_of_a_device_never_keeps_its_owner_out() {
+    let mut daemon = Daemon::with_gpus(1, Settings::default());
+    daemon.see_claims(&[
+        allocated("watch", &["gpu-0:admin"], &["monitor"]),
+        allocated("claim-a", &["gpu-0"], &["pod-a"]),
+    ]);
+    assert!(matches!(
+        daemon.prepare("watch", &["gpu-0:admin"]),
+        PrepareOutcome::Prepared(_)
+    ));
+    daemon.run("GPU-0", &[(3, Some("monitor"))]);
+    let PrepareOutcome::Prepared(preparation) = daemon.prepare("claim-a", &["gpu-0"]) else {
+        panic!("the monitor owns nothing");
+    };
+    assert_eq!(preparation.devices[0].access, Access::Owner);
+    daemon.pass(1);
+    assert_eq!(daemon.uptime, Duration::from_secs(1));
+}
