@@ -95,7 +95,7 @@ fn write_unfinished(path: &Path, bytes: &[u8], mode: u32) -> Result<(), Error> {
     clippy::disallowed_methods,
     reason = "this is the place that makes a rename durable"
 )]
-fn put_in_place(unfinished: &Path, path: &Path) -> Result<(), Error> {
+pub(super) fn put_in_place(unfinished: &Path, path: &Path) -> Result<(), Error> {
     std::fs::rename(unfinished, path).map_err(during("renaming to", path))
 }
 

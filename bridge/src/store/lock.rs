@@ -105,6 +105,15 @@ impl Lock {
     }
 }
 
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // Not left to the closing of the file: a process that is just being started still has a copy of it.
+        if let Err(error) = rustix::fs::flock(&self.file, FlockOperation::Unlock) {
+            tracing::debug!(%error, "the lock could not be given back before its file was closed");
+        }
+    }
+}
+
 fn holder(file: &mut File) -> String {
     let mut text = String::new();
     match file.take(HOLDER_LIMIT).read_to_string(&mut text) {

@@ -291,7 +291,11 @@ fn not_saved(path: &Path, source: BoxError) -> SaveError {
 }
 
 fn write(path: &Path, bytes: &[u8]) -> Result<(), SaveError> {
-    replace(path, bytes, 0o600).map_err(|error| match error {
+    told(path, replace(path, bytes, 0o600))
+}
+
+fn told(path: &Path, outcome: Result<(), ReplaceError>) -> Result<(), SaveError> {
+    outcome.map_err(|error| match error {
         ReplaceError::Unchanged { .. } => not_saved(path, error.into()),
         ReplaceError::Replaced { .. } => SaveError::Doubtful {
             path: path.to_owned(),

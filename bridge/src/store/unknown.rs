@@ -29,14 +29,10 @@ impl Unknown {
             }
         }
         if let (Value::Array(read), Value::Array(understood)) = (read, understood) {
-            for member in read {
-                let Some(identity) = identity(member) else {
-                    continue;
-                };
-                let same = |other: &&Value| self::identity(other).as_deref() == Some(&*identity);
-                if let Some(same) = understood.iter().find(same) {
-                    keep(&mut unknown.members, &identity, Self::between(member, same));
-                }
+            // Written again, a list has the same members in the same order.
+            for (member, same) in read.iter().zip(understood) {
+                let unknown_there = Self::between(member, same);
+                keep(&mut unknown.members, &identity(same), unknown_there);
             }
         }
         unknown
@@ -56,8 +52,7 @@ impl Unknown {
         }
         if let Value::Array(array) = into {
             for member in array {
-                let known = identity(member).and_then(|identity| self.members.get(&identity));
-                if let Some(unknown) = known {
+                if let Some(unknown) = self.members.get(&identity(member)) {
                     unknown.put_back(member);
                 }
             }
@@ -71,13 +66,13 @@ fn keep(children: &mut BTreeMap<String, Unknown>, name: &str, child: Unknown) {
     }
 }
 
-/// What makes a list member itself: the UUID of a unit, the id or claim of a hold (else its phase), the claim of a
-/// preparation, the device of a prepared device.
-fn identity(member: &Value) -> Option<String> {
-    ["/uuid", "/id", "/claim/uid", "/device", "/phase"]
+/// What makes a list member itself: the UUID of a unit, the id or claim of a hold, the claim of a preparation, the
+/// device of a prepared device; else all that is known of it, which for a `Foreign` hold never changes.
+fn identity(member: &Value) -> String {
+    ["/uuid", "/id", "/claim/uid", "/device"]
         .iter()
         .find_map(|path| member.pointer(path)?.as_str())
-        .map(str::to_owned)
+        .map_or_else(|| member.to_string(), str::to_owned)
 }
 
 #[cfg(test)]
