@@ -1,0 +1,340 @@
+//! Rules of the repository that no compiler checks: who may import whom, how long a file may be, and what must not
+//! be written anywhere.
+#![allow(
+    clippy::unwrap_used,
+    reason = "a file that cannot be read has to fail the test"
+)]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+/// Modules of `bridge/src`, and which others each may import. The table of ARCHITECTURE.md, as data.
+const MODULES: [(&str, &[&str]); 13] = [
+    // The verbs `ledger` and `check-config` read one file each, without a daemon.
+    ("cli", &["daemon", "admin", "store", "config"]),
+    (
+        "daemon",
+        &[
+            "admin",
+            "arbiter",
+            "cdi",
+            "cli",
+            "config",
+            "device_plugin",
+            "dra",
+            "inventory",
+            "store",
+            "uds",
+            "usage",
+        ],
+    ),
+    ("arbiter", &["store", "cdi", "metrics"]),
+    ("store", &[]),
+    // The durable replacement of a file is in `store`.
+    ("cdi", &["store"]),
+    ("inventory", &["metrics"]),
+    ("config", &["metrics"]),
+    ("device_plugin", &["arbiter", "uds", "metrics"]),
+    ("dra", &["arbiter", "uds", "metrics"]),
+    ("usage", &["arbiter", "uds"]),
+    ("uds", &[]),
+    ("admin", &["arbiter", "uds"]),
+    ("metrics", &["arbiter"]),
+];
+
+/// The only crates that `bridge-core` may name.
+const CORE_CRATES: [&str; 2] = ["std", "thiserror"];
+
+/// A file that does not fit on a few screens has two subjects.
+const FILE_LINES: usize = 800;
+
+/// A function that does not fit on one screen does two things. A test tells one story, and may take longer.
+const FUNCTION_LINES: usize = 70;
+
+/// Functions that may be longer, since they are lists.
+const LISTS: [(&str, &str); 1] = [
+    // One sentence per refusal.
+    ("bridge/core/src/refusal.rs", "fmt"),
+];
+
+/// Code that is made by a generator, and folders that are not ours or not kept.
+const SKIPPED: [&str; 5] = ["target", ".git", "generated", "bin", "state"];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .unwrap()
+        .to_owned()
+}
+
+/// Every file below a folder whose name has one of the ends; all files if there is none.
+fn files(folder: &Path, ends: &[&str]) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let entry = entry.unwrap();
+        let (path, kind) = (entry.path(), entry.file_type().unwrap());
+        let name = entry.file_name();
+        if kind.is_dir() {
+            if !SKIPPED.iter().any(|skipped| name == *skipped) {
+                found.extend(files(&path, ends));
+            }
+        } else if kind.is_file()
+            && (ends.is_empty()
+                || path
+                    .extension()
+                    .is_some_and(|end| ends.iter().any(|e| end == *e)))
+        {
+            found.push(path);
+        }
+    }
+    found.sort();
+    found
+}
+
+/// The lines of a Rust file without its comments.
+fn code(file: &Path) -> String {
+    let text = std::fs::read_to_string(file).unwrap();
+    let lines = text
+        .lines()
+        .filter(|line| !line.trim_start().starts_with("//"));
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+/// The first names of the paths behind a prefix: `a` and `b` for `crate::a::x` and `crate::{b::y, …}`.
+fn names_behind(code: &str, prefix: &str) -> BTreeSet<String> {
+    let mut names = BTreeSet::new();
+    for (at, _) in code.match_indices(prefix) {
+        let own_word = !code[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_');
+        if !own_word {
+            continue;
+        }
+        let rest = &code[at + prefix.len()..];
+        match rest.strip_prefix('{') {
+            None => names.extend(first_name(rest)),
+            Some(list) => names.extend(top_names(list)),
+        }
+    }
+    names
+}
+
+fn first_name(text: &str) -> Option<String> {
+    let word: String = text
+        .trim_start()
+        .chars()
+        .take_while(|c| c.is_alphanumeric() || *c == '_')
+        .collect();
+    (!word.is_empty()).then_some(word)
+}
+
+/// The first name of each entry of a `use` list whose opening brace is already read.
+fn top_names(list: &str) -> Vec<String> {
+    let mut names = Vec::new();
+    let mut depth = 0;
+    let mut start = 0;
+    for (at, c) in list.char_indices() {
+        match c {
+            '{' => depth += 1,
+            '}' if depth > 0 => depth -= 1,
+            ',' | '}' if depth == 0 => {
+                names.extend(first_name(&list[start..at]));
+                start = at + 1;
+                if c == '}' {
+                    break;
+                }
+            }
+            _ => {}
+        }
+    }
+    names
+}
+
+/// The module of `bridge/src` that a file belongs to.
+fn module_of(file: &Path) -> String {
+    let inside = file.strip_prefix(root().join("bridge/src")).unwrap();
+    let first = inside.components().next().unwrap();
+    first
+        .as_os_str()
+        .to_str()
+        .unwrap()
+        .trim_end_matches(".rs")
+        .to_owned()
+}
+
+#[test]
+fn modules_import_only_what_the_table_allows() {
+    let table: BTreeMap<&str, &[&str]> = MODULES.into_iter().collect();
+    let mut breaches = Vec::new();
+    for file in files(&root().join("bridge/src"), &["rs"]) {
+        let module = module_of(&file);
+        if module == "main" || module == "lib" {
+            continue;
+        }
+        let allowed = table
+            .get(module.as_str())
+            .unwrap_or_else(|| panic!("module {module} has no row in the table"));
+        let code = code(&file);
+        // `super::` leads out of a module from its `mod.rs`; from a file beside that it names a neighbour.
+        let neighbour = |name: &String| {
+            file.with_file_name(format!("{name}.rs")).exists()
+                || !file.ends_with("mod.rs") && file.with_file_name(name).exists()
+        };
+        let outer = names_behind(&code, "super::").into_iter();
+        let named = names_behind(&code, "crate::")
+            .into_iter()
+            .chain(outer.filter(|name| !neighbour(name)))
+            .filter(|name| table.contains_key(name.as_str()) && *name != module);
+        for name in named.filter(|name| !allowed.contains(&name.as_str())) {
+            breaches.push(format!("{} imports {name}", file.display()));
+        }
+    }
+    assert!(breaches.is_empty(), "{}", breaches.join("\n"));
+}
+
+#[test]
+fn the_table_has_a_row_for_every_module_and_no_other() {
+    let lib = code(&root().join("bridge/src/lib.rs"));
+    let declared = names_behind(&lib, "pub mod ");
+    let rows: BTreeSet<String> = MODULES.iter().map(|(name, _)| (*name).to_owned()).collect();
+    let missing: Vec<_> = declared.difference(&rows).collect();
+    assert!(missing.is_empty(), "{missing:?}");
+    let only_planned: Vec<_> = rows.difference(&declared).collect();
+    assert!(
+        only_planned.iter().all(|name| **name == "metrics"),
+        "{only_planned:?}"
+    );
+}
+
+#[test]
+fn kubernetes_and_protobuf_types_stop_where_they_are_translated() {
+    let mut breaches = Vec::new();
+    for file in files(&root().join("bridge/src"), &["rs"]) {
+        let inside = file.strip_prefix(root().join("bridge/src")).unwrap();
+        let text = inside.to_str().unwrap();
+        let kubernetes = ["dra/claims", "dra/slices", "usage/pods"]
+            .iter()
+            .any(|allowed| text.starts_with(allowed));
+        if !kubernetes && code(&file).contains("k8s_openapi::") {
+            breaches.push(format!("{text} names Kubernetes types"));
+        }
+        if !text.starts_with("config") && code(&file).contains("serde_yaml::") {
+            breaches.push(format!("{text} names serde_yaml"));
+        }
+    }
+    assert!(breaches.is_empty(), "{}", breaches.join("\n"));
+}
+
+#[test]
+fn only_the_arbiter_changes_the_pool() {
+    for file in files(&root().join("bridge/src"), &["rs"]) {
+        let changes = ["&mut Pool", "let mut pool", ".commit("]
+            .iter()
+            .any(|word| code(&file).contains(word));
+        assert!(
+            !changes || module_of(&file) == "arbiter",
+            "{} changes the pool",
+            file.display()
+        );
+    }
+}
+
+#[test]
+fn the_core_waits_for_nothing_and_knows_nobody() {
+    for file in files(&root().join("bridge/core/src"), &["rs"]) {
+        let code = code(&file);
+        for word in [".await", "async ", "std::fs", "std::net", "::now()"] {
+            assert!(!code.contains(word), "{} has {word:?}", file.display());
+        }
+        for line in code.lines().filter(|line| line.starts_with("use ")) {
+            let name = first_name(&line["use ".len()..]).unwrap();
+            let own = ["crate", "self", "super"].contains(&name.as_str());
+            assert!(
+                own || CORE_CRATES.contains(&name.as_str()),
+                "{}: {line}",
+                file.display()
+            );
+        }
+    }
+    let manifest = std::fs::read_to_string(root().join("bridge/core/Cargo.toml")).unwrap();
+    let (_, rest) = manifest.split_once("\n[dependencies]\n").unwrap();
+    let needs: Vec<&str> = rest
+        .lines()
+        .take_while(|line| !line.starts_with('['))
+        .filter(|line| !line.trim().is_empty())
+        .collect();
+    assert_eq!(needs, ["thiserror.workspace = true"]);
+}
+
+#[test]
+fn no_file_and_no_function_is_too_long_to_be_read() {
+    let mut breaches = Vec::new();
+    for file in files(&root(), &["rs", "go", "sh"]) {
+        let text = std::fs::read_to_string(&file).unwrap();
+        let lines: Vec<&str> = text.lines().collect();
+        if lines.len() > FILE_LINES {
+            breaches.push(format!("{}: {} lines", file.display(), lines.len()));
+        }
+        let inside = file.strip_prefix(root()).unwrap().to_str().unwrap();
+        let is_test = inside.contains("tests/") || inside.ends_with("tests.rs");
+        if inside.ends_with(".rs") && !is_test {
+            breaches.extend(long_functions(inside, &lines));
+        }
+    }
+    assert!(breaches.is_empty(), "{}", breaches.join("\n"));
+}
+
+/// Functions longer than [`FUNCTION_LINES`], by the layout that rustfmt gives them: the closing brace stands below
+/// the first letter of the head.
+fn long_functions(file: &str, lines: &[&str]) -> Vec<String> {
+    let mut long = Vec::new();
+    for (start, line) in lines.iter().enumerate() {
+        let head = line.trim_start();
+        let words = head.split(['(', '<']).next().unwrap_or_default();
+        let mut words = words.split_whitespace().rev();
+        let (Some(name), Some("fn")) = (words.next(), words.next()) else {
+            continue;
+        };
+        if head.starts_with("//") || LISTS.contains(&(file, name)) {
+            continue;
+        }
+        let end = format!("{}}}", &line[..line.len() - head.len()]);
+        let Some(length) = lines[start..].iter().position(|line| **line == end) else {
+            continue;
+        };
+        if length >= FUNCTION_LINES {
+            long.push(format!("{file}: {name} has {} lines", length + 1));
+        }
+    }
+    long
+}
+
+#[test]
+fn nothing_names_the_machine_that_it_was_written_on() {
+    let root = root();
+    let here = root.to_str().unwrap();
+    // Hosts of image registries would tie the product to one of them: who installs it chooses.
+    let hosts = [
+        "gcr.io",
+        "ghcr.io",
+        "docker.io",
+        "nvcr.io",
+        "registry.k8s.io",
+    ];
+    for file in files(&root, &[]) {
+        let Ok(text) = std::fs::read_to_string(&file) else {
+            continue;
+        };
+        if file.ends_with(file!()) || file.file_name().is_some_and(|name| name == ".git") {
+            continue;
+        }
+        // A short path, such as /src, may stand in a text by chance.
+        let here_is_a_name = root.components().count() > 2;
+        assert!(
+            !(here_is_a_name && text.contains(here)),
+            "{} names {here}",
+            file.display()
+        );
+        for host in hosts {
+            assert!(!text.contains(host), "{} names {host}", file.display());
+        }
+    }
+}
