@@ -28,10 +28,13 @@ impl Transition {
             if !self.pool.is_clean(&unit) || self.pool.may_be_listed(&unit) {
                 continue;
             }
+            let listing = self.pool.seen.listing.is_some();
             let free = match &cause {
-                ForeignCause::UnknownProcess | ForeignCause::Lingering { .. } => true,
+                // Its holder is known to have ended.
+                ForeignCause::Lingering { .. } => true,
+                ForeignCause::UnknownProcess => listing,
                 // Any of these units may be any of these pods'.
-                ForeignCause::UnknownUnitOf { .. } => all_explained,
+                ForeignCause::UnknownUnitOf { .. } => listing && all_explained,
             };
             if free {
                 self.end(&unit, EndCause::ShownFree, |hold| hold.face().is_none());
@@ -184,14 +187,10 @@ impl Pool {
         self.has_ended(pod) && !listing.counts(&pod.name)
     }
 
-    /// Whether the unit may be one that the kubelet lists for a pod which has too few units.
+    /// Whether the last listing may mean this unit: it has a pod with too few units and the id that stands for it.
     fn may_be_listed(&self, unit: &UnitId) -> bool {
-        let Some(listing) = &self.seen.listing else {
-            return true;
-        };
-        listing
-            .pods
-            .iter()
+        let listed = self.seen.listing.iter().flat_map(|listing| &listing.pods);
+        listed
             .filter(|listed| !self.is_explained(listed))
             .flat_map(ListedPod::ids)
             .any(|id| self.ledger.unit_behind(id) == Some(unit))

@@ -238,13 +238,11 @@ impl Pool {
 
     /// Units asked for by counted pods that are bound here and whose `Allocate` is still to come.
     pub(crate) fn counted_in_flight(&self) -> u32 {
-        let (Some(pods), Some(listing)) = (&self.seen.pods, &self.seen.listing) else {
-            return 0;
-        };
-        pods.pods
-            .iter()
-            .filter(|bound| bound.phase == crate::evidence::PodPhase::Live)
-            .filter(|bound| !bound.started && !listing.counts(&bound.pod))
+        let listing = self.seen.listing.as_ref();
+        let is_listed = |pod| listing.is_some_and(|listing| listing.counts(pod));
+        let pods = self.seen.pods.iter().flat_map(|pods| &pods.pods);
+        pods.filter(|bound| bound.phase == crate::evidence::PodPhase::Live)
+            .filter(|bound| !bound.started && !is_listed(&bound.pod))
             .map(|bound| bound.may_own)
             .sum()
     }

@@ -3,3 +3,4 @@
 mod kit;
 mod overlaps;
 mod regressions;
+mod scenarios;

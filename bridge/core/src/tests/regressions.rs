@@ -352,6 +352,30 @@ fn a_waiting_prepare_is_refused_at_once_also_when_the_counted_pod_is_already_lis
 }
 
 #[test]
+fn a_claim_takes_nothing_from_a_bound_pod_before_the_kubelet_has_been_asked_for_its_list() {
+    let mut daemon = Daemon::with_gpus(1, all_legacy());
+    daemon.see_pods(&[in_flight("pod-a", 1)]);
+    assert!(matches!(
+        daemon.prepare("claim-a", &["gpu-0"]),
+        PrepareOutcome::Wait(Refusal::CountedPodsFirst { .. })
+    ));
+}
+
+#[test]
+fn a_unit_whose_last_process_has_gone_is_free_before_the_kubelet_has_been_asked_for_its_list() {
+    let mut daemon = Daemon::with_gpus(1, Settings::default());
+    daemon.see_claims(&[]);
+    daemon.prepare("claim-a", &["gpu-0"]);
+    daemon.run("GPU-0", &[(7, Some("pod-a"))]);
+    daemon.act(|t| t.unprepare(&claim_ref("claim-a").uid));
+    daemon.run("GPU-0", &[]);
+    assert!(matches!(
+        daemon.prepare("claim-b", &["gpu-0"]),
+        PrepareOutcome::Prepared(_)
+    ));
+}
+
+#[test]
 fn a_unit_that_may_be_a_lost_pods_is_not_called_busy_when_nothing_runs_on_it() {
     let mut daemon = without_ledger(2);
     daemon.act(|t| {

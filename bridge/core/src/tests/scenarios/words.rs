@@ -1,0 +1,131 @@
+//! The words of a script: what outcomes, reports and offers are called, and how names are read.
+
+use std::time::Duration;
+
+use crate::{
+    AllocateOutcome, CountedOffer, DeviceId, DeviceName, Health, Limits, Mode, Offers,
+    PrepareOutcome, Report, Standing, UnitId,
+};
+
+pub(super) fn mode(word: &str) -> Result<Mode, String> {
+    [Mode::Legacy, Mode::Both, Mode::Dra, Mode::Drained]
+        .into_iter()
+        .find(|mode| mode.as_str() == word)
+        .ok_or_else(|| format!("`{word}` is not a mode: legacy, both, dra or drained"))
+}
+
+pub(super) fn limits(words: &[&str]) -> Result<Limits, String> {
+    let mut limits = Limits::default();
+    match words {
+        ["none"] => {}
+        ["legacy", legacy] => limits.legacy = Some(number(legacy, "a limit")?),
+        ["dra", dra] => limits.dra = Some(number(dra, "a limit")?),
+        ["legacy", legacy, "dra", dra] => {
+            limits.legacy = Some(number(legacy, "a limit")?);
+            limits.dra = Some(number(dra, "a limit")?);
+        }
+        _ => {
+            return Err(
+                "write `limits legacy 5 dra 3`, one of the two, or `limits none`".to_owned(),
+            );
+        }
+    }
+    Ok(limits)
+}
+
+pub(super) fn number(word: &str, what: &str) -> Result<u32, String> {
+    word.parse().map_err(|_| format!("`{word}` is not {what}"))
+}
+
+pub(super) fn span(word: &str) -> Result<Duration, String> {
+    let seconds = word
+        .strip_prefix('+')
+        .and_then(|word| word.strip_suffix('s'))
+        .and_then(|word| word.parse().ok());
+    seconds
+        .map(Duration::from_secs)
+        .ok_or_else(|| format!("`{word}` is not a time: write +11s"))
+}
+
+pub(super) fn unit(word: &str) -> Result<UnitId, String> {
+    UnitId::new(word).map_err(|why| why.to_string())
+}
+
+pub(super) fn id(word: &str) -> Result<DeviceId, String> {
+    DeviceId::parse(word).map_err(|why| why.to_string())
+}
+
+pub(super) fn device(word: &str) -> Result<DeviceName, String> {
+    DeviceName::new(word).map_err(|why| why.to_string())
+}
+
+pub(super) fn allocate_outcome(outcome: &AllocateOutcome) -> String {
+    match outcome {
+        AllocateOutcome::Granted(grants) => {
+            let units: Vec<String> = grants.iter().map(|grant| grant.unit.to_string()).collect();
+            units.join(" ")
+        }
+        AllocateOutcome::NeedsListing => "needs-listing".to_owned(),
+        AllocateOutcome::Wait => "wait".to_owned(),
+        AllocateOutcome::Refused(refusal) => format!("refused {}", refusal.reason()),
+    }
+}
+
+pub(super) fn prepare_outcome(outcome: &PrepareOutcome) -> String {
+    match outcome {
+        PrepareOutcome::Prepared(_) => "prepared".to_owned(),
+        PrepareOutcome::Wait(refusal) => format!("wait {}", refusal.reason()),
+        PrepareOutcome::Refused(refusal) => format!("refused {}", refusal.reason()),
+    }
+}
+
+pub(super) fn standing(standing: Standing) -> &'static str {
+    match standing {
+        Standing::Serving => "serving",
+        Standing::WaitingForAdoption => "waiting-for-adoption",
+        Standing::LedgerUnreadable => "ledger-unreadable",
+    }
+}
+
+/// `H U H`: one letter per id, in the order of the list.
+pub(super) fn counted_offers(offers: &Offers) -> String {
+    let letter = |offer: &CountedOffer| match offer.health {
+        Health::Healthy => "H",
+        Health::Unhealthy => "U",
+    };
+    let letters: Vec<&str> = offers.counted.iter().map(letter).collect();
+    letters.join(" ")
+}
+
+/// `on Counted Lost`: one word per device; `on` is untainted. `none`: no slice at all.
+pub(super) fn claim_offers(offers: &Offers) -> String {
+    let Some(claims) = &offers.claims else {
+        return "none".to_owned();
+    };
+    let words: Vec<&str> = claims
+        .iter()
+        .map(|offer| offer.taint.map_or("on", |taint| taint.as_str()))
+        .collect();
+    words.join(" ")
+}
+
+pub(super) fn report(report: &Report) -> String {
+    match report {
+        Report::Granted { .. } => "Granted".to_owned(),
+        Report::Substituted { .. } => "Substituted".to_owned(),
+        Report::KubeletLostItsBook { .. } => "KubeletLostItsBook".to_owned(),
+        Report::HandedOverBusy { .. } => "HandedOverBusy".to_owned(),
+        Report::ClaimLostRace { .. } => "ClaimLostRace".to_owned(),
+        Report::Bound { .. } => "Bound".to_owned(),
+        Report::Reserved { .. } => "Reserved".to_owned(),
+        Report::Prepared { .. } => "Prepared".to_owned(),
+        Report::Ended { cause, .. } => format!("Ended:{}", cause.as_str()),
+        Report::Lingering { .. } => "Lingering".to_owned(),
+        Report::ForeignFound { .. } => "ForeignFound".to_owned(),
+        Report::UnknownHolder { .. } => "UnknownHolder".to_owned(),
+        Report::UnitAdded { .. } => "UnitAdded".to_owned(),
+        Report::UnitLost { .. } => "UnitLost".to_owned(),
+        Report::UnitReturned { .. } => "UnitReturned".to_owned(),
+        Report::Adopted { .. } => "Adopted".to_owned(),
+    }
+}
