@@ -72,7 +72,7 @@ pub(super) enum After {
 /// What was seen.
 #[derive(Debug)]
 pub(super) enum Event<T> {
-    /// All there is.
+    /// All there is. [`Event::Running`] follows at once.
     Listed(Vec<T>),
     /// One was made or changed.
     Applied(T),
@@ -181,9 +181,15 @@ where
     ) -> Option<(Stream<K>, String)> {
         let mut pause = RETRY_FIRST;
         loop {
-            match self.attempt(&mut version).await {
-                Ok(stream) => return Some((stream, version?)),
+            match self.attempt(version.as_deref()).await {
+                Ok(connected) => return Some(connected),
                 Err(Failed::NobodyListens) => return None,
+                // Too much has happened since: at once to the list.
+                Err(Failed::Expired) if version.is_some() => {
+                    version = None;
+                    continue;
+                }
+                Err(Failed::Expired) => complaints.about("a list is too old as soon as it is read"),
                 Err(Failed::Error(error)) => complaints.about(&error),
             }
             sleep(spread(pause)).await;
@@ -191,35 +197,32 @@ where
         }
     }
 
-    /// Lists where `version` names no place to go on from, then opens the watch.
-    async fn attempt(&self, version: &mut Option<String>) -> Result<Stream<K>, Failed> {
-        let from = match version {
-            Some(from) => from.clone(),
-            None => {
-                let (all, listed) = self.list().await?;
-                self.events
-                    .send(Event::Listed(all))
-                    .await
-                    .map_err(|_| Failed::NobodyListens)?;
-                version.insert(listed).clone()
-            }
-        };
+    /// Opens a watch, from a list where there is no version to go on from. The list is told once the watch is open:
+    /// what nothing would correct is not told.
+    async fn attempt(&self, version: Option<&str>) -> Result<(Stream<K>, String), Failed> {
+        if let Some(from) = version {
+            return Ok((self.open(from).await?, from.to_owned()));
+        }
+        let (all, listed) = self.list().await?;
+        let stream = self.open(&listed).await?;
+        self.events
+            .send(Event::Listed(all))
+            .await
+            .map_err(|_| Failed::NobodyListens)?;
+        Ok((stream, listed))
+    }
+
+    async fn open(&self, from: &str) -> Result<Stream<K>, Failed> {
         let seconds = u32::try_from(self.watch_time().as_secs()).unwrap_or(u32::MAX);
         let mut params = WatchParams::default().timeout(seconds);
         if let Some(fields) = &self.config.fields {
             params = params.fields(fields);
         }
-        match timeout(ANSWER_TIMEOUT, self.api.watch(&params, &from)).await {
+        match timeout(ANSWER_TIMEOUT, self.api.watch(&params, from)).await {
             Err(_) => Err(Failed::Error(no_answer("watch"))),
             Ok(Ok(stream)) => Ok(stream.boxed()),
-            Ok(Err(error)) => {
-                if let kube::Error::Api(status) = &error
-                    && status.code == EXPIRED
-                {
-                    *version = None;
-                }
-                Err(Failed::Error(chain(&error)))
-            }
+            Ok(Err(kube::Error::Api(status))) if status.code == EXPIRED => Err(Failed::Expired),
+            Ok(Err(error)) => Err(Failed::Error(chain(&error))),
         }
     }
 
@@ -305,6 +308,8 @@ const EXPIRED: u16 = 410;
 
 enum Failed {
     NobodyListens,
+    /// The version to go on from is too old.
+    Expired,
     Error(String),
 }
 

@@ -111,7 +111,13 @@ impl Why {
         } else {
             ""
         };
-        format!("{kind}{self}")
+        match self {
+            // It begins with its reason.
+            Self::Refused(refusal) => format!("{kind}{refusal}"),
+            Self::Claim(_) | Self::Arbiter { .. } | Self::TimeIsUp { .. } => {
+                format!("{kind}{}: {self}", self.reason())
+            }
+        }
     }
 }
 
