@@ -226,8 +226,13 @@ impl fmt::Display for Refusal {
             } => write!(
                 f,
                 "{device} ({unit}) cannot be prepared for claim {claim}: {}. \
-                 The kubelet tries again by itself; if this stays, end that process on the node.",
-                Busy(pids)
+                 The kubelet tries again by itself; if this stays, {}.",
+                Busy(pids),
+                if pids.is_empty() {
+                    "look at the driver on the node with nvidia-smi"
+                } else {
+                    "end that process on the node"
+                }
             ),
             Self::UnitLost {
                 unit,
@@ -269,7 +274,7 @@ impl fmt::Display for Busy<'_> {
                 "NVML does not say whether a process of a former holder still runs on it",
             );
         }
-        f.write_str("a process of a former holder still runs on it (host PID ")?;
+        f.write_str("a process of a former or unknown holder runs on it (host PID ")?;
         for (position, pid) in self.0.iter().take(SHOWN).enumerate() {
             if position > 0 {
                 f.write_str(", ")?;

@@ -2,5 +2,6 @@
 
 mod kit;
 mod overlaps;
+mod refusals;
 mod regressions;
 mod scenarios;
