@@ -1,1 +1,76 @@
-//! Placeholder.
+//! Who uses what on this node: the kubelet's pod-resources, the pods bound here, and whose a process is.
+//!
+//! Owns the reading of these sources, and when one of them is too old to be believed. It draws no conclusion: the
+//! pool gets whole snapshots through [`Handle::observe`](crate::arbiter::Handle::observe), and none where a source
+//! does not answer.
+//! It must not know the faces, the ledger, CDI files or NVML.
+
+mod pod_resources;
+mod pods;
+mod processes;
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+pub use pod_resources::{Error, PodResources, run_listing};
+pub use pods::run_pods;
+pub use processes::{pod_of_process, process_name};
+
+use crate::arbiter::{self, Handle, Observation};
+
+/// The extended resource of counted pods.
+const RESOURCE: &str = "nvidia.com/gpu";
+
+/// The DRA driver of claim pods.
+const DRIVER: &str = "gpu.nvidia.com";
+
+/// Trouble that goes on is logged once in this time.
+const LOG_AGAIN: Duration = Duration::from_secs(60);
+
+/// When the arbiter could not save what it was told, it is told again after this. A full disk stays full for a while.
+const TELL_AGAIN: Duration = Duration::from_secs(1);
+
+/// Whether the pool took an observation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Told {
+    /// It did.
+    Taken,
+    /// The ledger could not be saved; nothing has changed. The arbiter has said so in the log.
+    NotTaken,
+}
+
+/// Tells the arbiter.
+///
+/// # Errors
+/// [`arbiter::Error::Stopping`] only.
+async fn tell(handle: &Handle, observation: Observation) -> Result<Told, arbiter::Error> {
+    match handle.observe(observation).await {
+        Ok(()) => Ok(Told::Taken),
+        Err(arbiter::Error::NotSaved(_) | arbiter::Error::NoCdiFile(_)) => Ok(Told::NotTaken),
+        Err(arbiter::Error::Stopping) => Err(arbiter::Error::Stopping),
+    }
+}
+
+/// An error with all its causes, in one line.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        // Writing to a String can't fail.
+        let _ = write!(text, ": {error}");
+        cause = error.source();
+    }
+    text
+}
+
+/// A gRPC status in words. The transport's own reason, such as a socket that is missing, is only in its sources.
+fn status_text(status: &tonic::Status) -> String {
+    let mut text = format!("{:?}: {}", status.code(), status.message());
+    let mut cause = std::error::Error::source(status);
+    while let Some(error) = cause {
+        // Writing to a String can't fail.
+        let _ = write!(text, ": {error}");
+        cause = error.source();
+    }
+    text
+}
