@@ -4,6 +4,7 @@
 //! get them: `run` hands [`RunOptions`] to [`daemon`](crate::daemon), the other verbs ask a daemon that runs or
 //! read one file.
 
+mod ledger;
 mod run;
 mod status;
 mod table;
@@ -13,10 +14,12 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand, ValueEnum};
 
+pub use ledger::{LedgerArgs, LedgerCommand};
 pub use run::{Mistake, Mistakes, RunArgs, RunOptions};
 pub use status::StatusArgs;
 
 use crate::admin::ClientError;
+use crate::store::InspectError;
 
 /// Exit code of a verb that failed while it ran.
 const FAILURE: u8 = 1;
@@ -49,6 +52,8 @@ pub enum Command {
     Run(Box<RunArgs>),
     /// Shows who has which GPU on this node, and what the daemon still waits for.
     Status(StatusArgs),
+    /// Looks at a ledger's file.
+    Ledger(LedgerArgs),
 }
 
 /// How log lines are written.
@@ -73,6 +78,9 @@ pub enum Error {
     /// The daemon could not be asked.
     #[error("no status")]
     Status(#[from] ClientError),
+    /// The ledger's file could not be read.
+    #[error("no ledger")]
+    Ledger(#[from] InspectError),
     /// The answer could not be written.
     #[error("the answer could not be written to standard output")]
     Output(#[from] io::Error),
@@ -84,7 +92,7 @@ impl Error {
     pub fn exit_code(&self) -> ExitCode {
         ExitCode::from(match self {
             Self::Usage(_) => USAGE,
-            Self::Daemon(_) | Self::Status(_) | Self::Output(_) => FAILURE,
+            Self::Daemon(_) | Self::Status(_) | Self::Ledger(_) | Self::Output(_) => FAILURE,
         })
     }
 
@@ -113,6 +121,7 @@ impl Cli {
                 crate::daemon::run(options).await.map_err(Error::Daemon)
             }
             Command::Status(args) => print(&args.ask().await?),
+            Command::Ledger(args) => print(&args.read()?),
         }
     }
 }

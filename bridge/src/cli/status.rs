@@ -117,7 +117,8 @@ fn add_rows(table: &mut Table<7>, unit: &UnitPage) {
     }
 }
 
-fn holder(hold: &HoldPage) -> String {
+/// Who has it, in words.
+pub(super) fn holder(hold: &HoldPage) -> String {
     let name = |holder: &HolderPage| format!("{}/{}", holder.namespace, holder.name);
     let named = match (&hold.pod, &hold.claim) {
         (Some(pod), _) => Some(format!("pod {}", name(pod))),
@@ -161,7 +162,7 @@ fn limit(limit: Option<u32>) -> String {
 }
 
 /// The time without its milliseconds, which nobody wants in a table.
-fn seconds(time: &str) -> String {
+pub(super) fn seconds(time: &str) -> String {
     match time.split_once('.') {
         Some((seconds, _)) => format!("{seconds}Z"),
         None => time.to_owned(),

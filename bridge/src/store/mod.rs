@@ -10,6 +10,7 @@ mod atomic;
 mod boot;
 mod envelope;
 mod format;
+mod inspect;
 mod lock;
 #[cfg(test)]
 mod tests;
@@ -27,6 +28,7 @@ use bridge_core::{ClaimRef, ClaimUid, Ledger};
 
 pub(crate) use self::atomic::{Error as ReplaceError, UNFINISHED, no_follow, replace};
 pub use self::boot::BootId;
+pub use self::inspect::{InspectError, Inspected, inspect};
 use self::lock::Lock;
 use self::unknown::Unknown;
 
