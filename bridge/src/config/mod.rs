@@ -1,1 +1,39 @@
-//! Placeholder.
+//! The configuration file: what an admin may choose, read strictly.
+//!
+//! Owns the file's format (`serde_yaml` stays in here) and turns it into settings of the core. A mistake never
+//! turns into a default: all of them are told at once, each with its place, and nothing of the file is used.
+
+mod hint;
+mod lines;
+mod load;
+mod schema;
+#[cfg(test)]
+mod tests;
+
+use bridge_core::Settings;
+
+pub use self::load::{Error, load, report};
+pub use self::schema::Mistake;
+
+/// The kernel keeps this many bytes of a process's name (`TASK_COMM_LEN` less the end, `include/linux/sched.h`).
+const COMM_LENGTH: usize = 15;
+
+/// What the daemon is configured to do. The default is what holds without a file.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Config {
+    /// What decisions depend on.
+    pub settings: Settings,
+    /// Names of processes that may run on any GPU without holding it, such as monitoring agents.
+    pub ignore_processes: Vec<String>,
+}
+
+impl Config {
+    /// Whether a process is to be left out of account, by its name in `/proc/<pid>/comm`, which the kernel cuts to 15
+    /// bytes.
+    #[must_use]
+    pub fn ignores(&self, comm: &str) -> bool {
+        self.ignore_processes
+            .iter()
+            .any(|name| name.as_bytes().iter().take(COMM_LENGTH).eq(comm.as_bytes()))
+    }
+}

@@ -1,0 +1,263 @@
+//! Good files, and every way in which one can be wrong.
+
+use bridge_core::{Limits, Mode, Weights};
+use expect_test::{Expect, expect};
+use proptest::prelude::*;
+
+use super::*;
+
+const HEAD: &str = "apiVersion: gpu-bridge.dev/v1alpha1\n";
+
+fn file(text: &str) -> (tempfile::TempDir, std::path::PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("config.yaml");
+    std::fs::write(&path, text).unwrap();
+    (folder, path)
+}
+
+fn good(text: &str) -> Config {
+    load(&file(&format!("{HEAD}{text}")).1).unwrap()
+}
+
+fn check(text: &str, expected: Expect) {
+    let (folder, path) = file(text);
+    let error = load(&path).unwrap_err();
+    assert_eq!(report(&path).unwrap_err().to_string(), error.to_string());
+    let mut said = error.to_string();
+    let mut cause = std::error::Error::source(&error);
+    while let Some(error) = cause {
+        said = format!("{said}: {error}");
+        cause = error.source();
+    }
+    let folder = folder.path().to_str().unwrap();
+    expected.assert_eq(&said.replace(&format!("{folder}/"), ""));
+}
+
+#[test]
+fn a_file_that_chooses_nothing_means_the_defaults() {
+    assert_eq!(good(""), Config::default());
+    assert_eq!(good("limits:\noffers:\n  weights:\n"), Config::default());
+    assert_eq!(Config::default().settings.mode, Mode::Both);
+}
+
+#[test]
+fn every_key_is_taken() {
+    let config = good(
+        "mode: dra\n\
+         limits: {legacy: 0, dra: 128}\n\
+         offers:\n  weights:\n    legacy: 3\n    dra: 0\n\
+         ignoreProcesses:\n- dcgm-exporter\n- \"x y\"\n",
+    );
+    assert_eq!(config.settings.mode, Mode::Dra);
+    let limits = Limits {
+        legacy: Some(0),
+        dra: Some(128),
+    };
+    assert_eq!(config.settings.limits, limits);
+    assert_eq!(config.settings.weights, Weights { legacy: 3, dra: 0 });
+    assert_eq!(config.ignore_processes, ["dcgm-exporter", "x y"]);
+}
+
+#[test]
+fn every_mode_is_taken() {
+    for mode in [Mode::Legacy, Mode::Both, Mode::Dra, Mode::Drained] {
+        let text = format!("mode: {}", mode.as_str());
+        assert_eq!(good(&text).settings.mode, mode);
+    }
+}
+
+#[test]
+fn a_process_is_recognised_by_what_the_kernel_keeps_of_its_name() {
+    let config = good("ignoreProcesses: [nvidia-persistenced, dcgm]");
+    assert!(config.ignores("nvidia-persiste"));
+    assert!(config.ignores("dcgm"));
+    assert!(!config.ignores("dcg"));
+    assert!(!config.ignores("dcgm2"));
+    assert!(!config.ignores(""));
+    assert!(!config.ignores("nvidia-persist"));
+}
+
+#[test]
+fn all_mistakes_are_told_at_once_with_their_places() {
+    check(
+        "\
+apiVersion: gpu-bridge.dev/v1
+mode: Both
+limits:
+  legcy: 4
+  dra: -1
+offers:
+  weights: {legacy: 1.5, dra: \"2\"}
+  settle: 300ms
+ignoreProcesses:
+  - /usr/bin/dcgm
+  - 7
+  - ''
+legacy: 3
+nonsense: [1, 2]
+",
+        expect![[r#"
+            the configuration config.yaml has 12 mistakes and is not used:
+              config.yaml:1: apiVersion: "gpu-bridge.dev/v1": this version reads gpu-bridge.dev/v1alpha1 only
+              config.yaml:2: mode: "Both": is no mode; allowed: legacy, both, dra, drained; did you mean both?
+              config.yaml:4: limits.legcy: 4: there is no such key; did you mean limits.legacy?
+              config.yaml:5: limits.dra: -1: allowed: a whole number from 0 to 128
+              config.yaml:7: offers.weights.legacy: 1.5: allowed: a whole number from 0 to 1000
+              config.yaml:7: offers.weights.dra: "2": allowed: a whole number from 0 to 1000, without quotes
+              config.yaml:8: offers.settle: "300ms": this version does not move units between the faces and does not know what to do with it; leave the key out
+              config.yaml:10: ignoreProcesses[0]: "/usr/bin/dcgm": a process name has no path; give what /proc/<pid>/comm shows
+              config.yaml:11: ignoreProcesses[1]: 7: a process name is text; put it in quotes
+              config.yaml:12: ignoreProcesses[2]: "": a process name is not empty
+              config.yaml:13: legacy: 3: there is no such key; did you mean limits.legacy?
+              config.yaml:14: nonsense: a list: there is no such key; known keys: apiVersion, mode, limits.legacy, limits.dra, offers.weights.legacy, offers.weights.dra, ignoreProcesses"#]],
+    );
+}
+
+#[test]
+fn keys_of_units_that_move_are_refused_until_they_do_something() {
+    for key in [
+        "settle: 300ms",
+        "dwell: 1s",
+        "quiet: 1s",
+        "notice: bind",
+        "demand: watch",
+    ] {
+        let (_folder, path) = file(&format!("{HEAD}offers:\n  {key}\n"));
+        let said = load(&path).unwrap_err().to_string();
+        assert!(
+            said.contains("config.yaml:3: offers.") && said.contains("leave the key out"),
+            "{said}"
+        );
+    }
+}
+
+#[test]
+fn a_file_without_its_version_is_not_guessed_at() {
+    for text in ["", "# nothing\n"] {
+        load(&file(text).1).unwrap_err();
+    }
+    check(
+        "mode: both\n",
+        expect![[r#"
+        the configuration config.yaml has a mistake and is not used:
+          config.yaml: apiVersion: is missing; write apiVersion: gpu-bridge.dev/v1alpha1"#]],
+    );
+}
+
+#[test]
+fn values_of_a_wrong_kind_are_named() {
+    check(
+        &format!(
+            "{HEAD}mode:\nlimits: 8\noffers: [weights]\nignoreProcesses: dcgm\n8: x\n? [a]\n: b\n"
+        ),
+        expect![[r#"
+            the configuration config.yaml has 6 mistakes and is not used:
+              config.yaml: 8: "x": there is no such key; known keys: apiVersion, mode, limits.legacy, limits.dra, offers.weights.legacy, offers.weights.dra, ignoreProcesses
+              config.yaml: a list: "b": there is no such key; known keys: apiVersion, mode, limits.legacy, limits.dra, offers.weights.legacy, offers.weights.dra, ignoreProcesses
+              config.yaml:2: mode: nothing: is no mode; allowed: legacy, both, dra, drained
+              config.yaml:3: limits: 8: keys and values are expected here
+              config.yaml:4: offers: a list: keys and values are expected here
+              config.yaml:5: ignoreProcesses: "dcgm": a list of process names is expected, such as [dcgm-exporter]"#]],
+    );
+    check(
+        "- mode: both\n",
+        expect![[r#"
+        the configuration config.yaml has 2 mistakes and is not used:
+          config.yaml: the file: a list: keys and values are expected here
+          config.yaml: apiVersion: is missing; write apiVersion: gpu-bridge.dev/v1alpha1"#]],
+    );
+    check(
+        &format!(
+            "{HEAD}limits:\n  legacy: 129\n  dra: 99999999999999999999\nmode: {}\n",
+            "x".repeat(99)
+        ),
+        expect![
+            "the configuration config.yaml is no valid YAML: limits.dra: invalid type: integer `99999999999999999999` as u128, expected any YAML value at line 4 column 8"
+        ],
+    );
+}
+
+#[test]
+fn weights_that_offer_nothing_are_a_mistake() {
+    check(
+        &format!("{HEAD}offers:\n  weights:\n    legacy: 0\n    dra: 0\n"),
+        expect![[r#"
+            the configuration config.yaml has a mistake and is not used:
+              config.yaml:3: offers.weights: legacy 0, dra 0: nothing would be offered anywhere; use mode: drained for that"#]],
+    );
+}
+
+#[test]
+fn too_many_process_names_are_a_mistake() {
+    let names = "- a\n".repeat(65);
+    check(
+        &format!("{HEAD}ignoreProcesses:\n{names}"),
+        expect![[r#"
+            the configuration config.yaml has a mistake and is not used:
+              config.yaml:2: ignoreProcesses: a list: 65 names are more than the 64 allowed"#]],
+    );
+}
+
+#[test]
+fn a_file_that_is_no_yaml_says_where() {
+    check(
+        &format!("{HEAD}mode: [both\n"),
+        expect![
+            "the configuration config.yaml is no valid YAML: did not find expected ',' or ']' at line 3 column 1, while parsing a flow sequence at line 2 column 7"
+        ],
+    );
+    check(
+        &format!("{HEAD}mode: both\nmode: dra\n"),
+        expect![[
+            r#"the configuration config.yaml is no valid YAML: duplicate entry with key "mode""#
+        ]],
+    );
+}
+
+#[test]
+fn a_file_that_can_not_be_read_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("absent.yaml");
+    let error = load(&path).unwrap_err();
+    assert!(matches!(error, Error::Unreadable { .. }), "{error:?}");
+    assert!(
+        error.to_string().contains(path.to_str().unwrap()),
+        "{error}"
+    );
+    std::fs::File::create(&path)
+        .unwrap()
+        .set_len(1024 * 1024 + 1)
+        .unwrap();
+    assert!(matches!(load(&path), Err(Error::Unreadable { .. })));
+}
+
+#[test]
+fn a_report_says_what_a_file_means() {
+    let text = "mode: legacy\nlimits: {legacy: 5}\nignoreProcesses: [a, b]\n";
+    let (folder, path) = file(&format!("{HEAD}{text}"));
+    let said = report(&path).unwrap();
+    expect![[r#"
+        config.yaml is good. It means:
+          mode             legacy
+          limits           legacy 5, dra no limit
+          offers.weights   legacy 1, dra 1
+          ignoreProcesses  a, b
+    "#]]
+    .assert_eq(&said.replace(&format!("{}/", folder.path().display()), ""));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn no_text_makes_the_reader_fail_in_another_way_than_with_mistakes(
+        lines in proptest::collection::vec(
+            "( |  |- |# )?(mode|limits|legacy|offers|weights|ignoreProcesses|\\PC{0,4})?(:|: \\{|: \\[)?( \\PC{0,4})?",
+            0..8,
+        ),
+    ) {
+        if let Ok(Ok(config)) = schema::parse(&lines.join("\n")) {
+            panic!("{config:?} was read from a text without apiVersion");
+        }
+    }
+}
