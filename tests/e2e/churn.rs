@@ -7,6 +7,7 @@ use kube::api::{DeleteParams, ListParams};
 
 use crate::objects::PodSpec;
 use crate::record::Double;
+use crate::standin::StandIns;
 use crate::world::{Setup, World, tick};
 
 /// Pods of one run.
@@ -15,6 +16,8 @@ const PODS: usize = 400;
 const FORCED_ONE_IN: u64 = 5;
 /// Pods that are there at once, of each kind: one more than GPUs, so that the next one always waits.
 const AT_ONCE: (usize, usize) = (6, 4);
+/// The same where each kind believes that all eight GPUs are its own.
+const AT_ONCE_TWICE: (usize, usize) = (8, 8);
 /// No run takes longer unless something hangs.
 const RUN_LIMIT: Duration = Duration::from_secs(600);
 
@@ -64,15 +67,18 @@ pub struct Tally {
 pub struct Churn<'a> {
     world: &'a World,
     dice: Dice,
+    at_once: (usize, usize),
     alive: BTreeMap<String, Alive>,
     pub tally: Tally,
 }
 
 impl<'a> Churn<'a> {
-    pub fn new(world: &'a World, seed: u64) -> Self {
+    /// `at_once`: pods that are there at once, counted ones and those with claims.
+    pub fn new(world: &'a World, seed: u64, at_once: (usize, usize)) -> Self {
         Self {
             world,
             dice: Dice::new(seed),
+            at_once,
             alive: BTreeMap::new(),
             tally: Tally::default(),
         }
@@ -107,7 +113,10 @@ impl<'a> Churn<'a> {
     }
 
     async fn fill(&mut self, pods: usize) {
-        for (kind, at_once) in [(Kind::Counted, AT_ONCE.0), (Kind::Claim, AT_ONCE.1)] {
+        for (kind, at_once) in [
+            (Kind::Counted, self.at_once.0),
+            (Kind::Claim, self.at_once.1),
+        ] {
             let mut there = self.alive.values().filter(|pod| pod.kind == kind).count();
             while there < at_once && self.tally.created < pods {
                 let number = self.tally.created;
@@ -252,29 +261,56 @@ fn assert_nothing_doubled(world: &World, tally: &Tally, doubles: &Doubles) {
     );
 }
 
+/// Runs a churn to its end; also tells how long it took.
+async fn run(mut churn: Churn<'_>, pods: usize) -> (Tally, Duration) {
+    let began = Instant::now();
+    while !churn.is_over(pods) {
+        assert!(began.elapsed() < RUN_LIMIT, "the run hangs");
+        churn.step(pods).await;
+        tick().await;
+    }
+    (churn.tally, began.elapsed())
+}
+
 #[tokio::test]
 async fn four_hundred_pods_of_both_kinds_double_nothing_and_leave_nothing() {
     let Some(world) = World::start(Setup::split(5, 3).impatient()).await else {
         return;
     };
     world.create_template("one", 1).await;
-    let began = Instant::now();
-    let mut churn = Churn::new(&world, 1);
-    while !churn.is_over(PODS) {
-        assert!(began.elapsed() < RUN_LIMIT, "the run hangs");
-        churn.step(PODS).await;
-        tick().await;
-    }
+    let (tally, took) = run(Churn::new(&world, 1, AT_ONCE), PODS).await;
     let doubles = doubles(&world);
-    print_table("gpu-bridge", &churn.tally, &doubles, began.elapsed());
-    assert_nothing_doubled(&world, &churn.tally, &doubles);
+    print_table("gpu-bridge", &tally, &doubles, took);
+    assert_nothing_doubled(&world, &tally, &doubles);
     assert!(
-        churn.tally.counted_failed.is_empty(),
+        tally.counted_failed.is_empty(),
         "{:#?}",
-        churn.tally.counted_failed
+        tally.counted_failed
     );
     world.wait_no_claims().await;
     world.wait_all_free().await;
+}
+
+#[tokio::test]
+async fn the_same_churn_on_two_unarbitrated_stand_ins_doubles() {
+    /// Enough to compare.
+    const COMPARED: usize = 120;
+    /// Far less than there are: some 800 for each 1,000 pods.
+    const MANY: usize = 20;
+    let Some(world) = World::without_daemon(Setup::split(5, 3).impatient()).await else {
+        return;
+    };
+    let _stand_ins = StandIns::start(&world).await;
+    world.create_template("one", 1).await;
+    let (tally, took) = run(Churn::new(&world, 1, AT_ONCE_TWICE), COMPARED).await;
+    let doubles = doubles(&world);
+    print_table("two stand-ins", &tally, &doubles, took);
+    assert!(
+        doubles.cross.len() >= MANY,
+        "two daemons that know nothing of each other must double, and the judge must see it: {} across kinds",
+        doubles.cross.len()
+    );
+    world.wait_no_claims().await;
 }
 
 #[tokio::test]
@@ -301,6 +337,7 @@ async fn kills_of_the_daemon_and_restarts_of_the_kubelet_under_churn_double_and_
         let mut churn = Churn {
             world: &world,
             dice: Dice::new(dice.below(u64::MAX)),
+            at_once: AT_ONCE,
             alive,
             tally,
         };

@@ -22,4 +22,5 @@ mod lifetimes;
 mod objects;
 mod record;
 mod split;
+mod standin;
 mod world;

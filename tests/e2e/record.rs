@@ -46,7 +46,7 @@ pub struct Resolved {
     #[serde(default)]
     pub device_nodes: Vec<DeviceNode>,
     #[serde(default)]
-    pub env: Vec<String>,
+    pub env: BTreeMap<String, String>,
 }
 
 /// A device node in a container.
@@ -180,16 +180,17 @@ impl Record {
     }
 }
 
-/// A container has all its GPUs from one source in these tests.
+/// A container has all its GPUs from one source in these tests. Drivers for claims name their CDI devices
+/// `VENDOR/claim=UID-DEVICE`, the bridge as well as the stand-in.
 fn holder_of(devices: &[&str], pod: &Pod) -> Holder {
     /// UID length of Kubernetes objects: what is behind it is the device.
     const UID_LENGTH: usize = 36;
     devices
         .iter()
-        .find_map(|device| device.strip_prefix("gpu-bridge.dev/claim="))
+        .find_map(|device| device.split_once("/claim="))
         .map_or_else(
             || Holder::Counted(pod.uid.clone()),
-            |claim| Holder::Claim(claim.chars().take(UID_LENGTH).collect()),
+            |(_, claim)| Holder::Claim(claim.chars().take(UID_LENGTH).collect()),
         )
 }
 
