@@ -4,7 +4,7 @@
 //! for an empty one, and never overwritten (rule 11). All calls block; none takes longer than the disk.
 //!
 //! Files in the state folder, all 0600: `lock`; `ledger.json`; `unprepared.json`, only while there is no ledger to
-//! write into. The layout around their contents is described in [`envelope`].
+//! write into. The layout around their contents is described in `envelope.rs`.
 
 mod atomic;
 mod boot;
