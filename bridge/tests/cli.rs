@@ -94,3 +94,22 @@ fn a_damaged_ledger_ends_with_1_and_says_what_is_wrong() {
     );
     assert_eq!(text(&output.stdout), "");
 }
+
+#[test]
+fn a_configuration_is_checked_and_explained() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("config.yaml");
+    let check = |text: &str| {
+        std::fs::write(&file, text).unwrap();
+        gpu_bridge(&["check-config", file.to_str().unwrap()], &[])
+    };
+    let good = check("apiVersion: gpu-bridge.dev/v1alpha1\nmode: dra\n");
+    assert_eq!(good.status.code(), Some(0));
+    assert!(text(&good.stdout).contains("mode             dra"));
+    let bad = check("apiVersion: gpu-bridge.dev/v1alpha1\nmode: claims\nlimit: 3\n");
+    assert_eq!(bad.status.code(), Some(2));
+    let said = text(&bad.stderr);
+    for word in ["mode", "claims", "limit"] {
+        assert!(said.contains(word), "{word} is missing in: {said}");
+    }
+}

@@ -5,13 +5,15 @@
     reason = "a manifest that cannot be read has to fail the test"
 )]
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
+use bridge_core::Mode;
 use clap::Parser as _;
 use gpu_bridge::admin::{HEALTHZ, READYZ};
 use gpu_bridge::cli::{Cli, Command, RunOptions};
+use gpu_bridge::config::Config;
 use gpu_bridge::dra::DRIVER;
 use k8s_openapi::api::admissionregistration::v1::{
     ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
@@ -248,16 +250,28 @@ fn every_file_is_applied_by_the_kustomization_beside_it() {
     }
 }
 
+/// The configuration in a ConfigMap, read as the daemon reads it.
+fn configuration(file: &Path) -> Config {
+    let map: ConfigMap = read(file, &documents(file)[0]);
+    assert_eq!(map.metadata.name.as_deref(), Some(NAME));
+    assert_eq!(map.metadata.namespace.as_deref(), Some(NAME));
+    let folder = tempfile::tempdir().unwrap();
+    let mounted = folder.path().join(CONFIG_KEY);
+    std::fs::write(&mounted, &map.data.unwrap()[CONFIG_KEY]).unwrap();
+    gpu_bridge::config::load(&mounted).unwrap_or_else(|error| panic!("{file:?}: {error}"))
+}
+
 #[test]
-fn each_overlay_sets_its_own_mode() {
-    for mode in ["legacy", "both", "dra"] {
-        let file = manifests().join("overlays").join(mode).join("config.yaml");
-        let map: ConfigMap = read(&file, &documents(&file)[0]);
-        assert_eq!(map.metadata.name.as_deref(), Some(NAME));
-        let config = &map.data.unwrap()[CONFIG_KEY];
-        let config: BTreeMap<String, String> = serde_yaml::from_str(config).unwrap();
-        assert_eq!(config["mode"], mode);
+fn each_overlay_sets_its_own_mode_and_the_base_sets_what_holds_without_a_file() {
+    for mode in [Mode::Legacy, Mode::Both, Mode::Dra] {
+        let overlay = manifests().join("overlays").join(mode.as_str());
+        let config = configuration(&overlay.join(CONFIG_KEY));
+        let mut expected = Config::default();
+        expected.settings.mode = mode;
+        assert_eq!(config, expected);
     }
+    let base = configuration(&manifests().join("base").join(CONFIG_KEY));
+    assert_eq!(base, Config::default());
 }
 
 #[test]

@@ -10,6 +10,7 @@ mod status;
 mod table;
 
 use std::io::{self, Write as _};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand, ValueEnum};
@@ -19,6 +20,7 @@ pub use run::{Mistake, Mistakes, RunArgs, RunOptions};
 pub use status::StatusArgs;
 
 use crate::admin::ClientError;
+use crate::config;
 use crate::store::InspectError;
 
 /// Exit code of a verb that failed while it ran.
@@ -54,6 +56,12 @@ pub enum Command {
     Status(StatusArgs),
     /// Looks at a ledger's file.
     Ledger(LedgerArgs),
+    /// Checks a configuration file and says what it means, without a daemon.
+    CheckConfig {
+        /// The file that --config would name.
+        #[arg(value_name = "FILE")]
+        file: PathBuf,
+    },
 }
 
 /// How log lines are written.
@@ -81,6 +89,9 @@ pub enum Error {
     /// The ledger's file could not be read.
     #[error("no ledger")]
     Ledger(#[from] InspectError),
+    /// The configuration file is wrong.
+    #[error(transparent)]
+    Config(#[from] config::Error),
     /// The answer could not be written.
     #[error("the answer could not be written to standard output")]
     Output(#[from] io::Error),
@@ -91,7 +102,8 @@ impl Error {
     #[must_use]
     pub fn exit_code(&self) -> ExitCode {
         ExitCode::from(match self {
-            Self::Usage(_) => USAGE,
+            Self::Usage(_) | Self::Config(_) => USAGE,
+            Self::Daemon(error) if error.is::<config::Error>() => USAGE,
             Self::Daemon(_) | Self::Status(_) | Self::Ledger(_) | Self::Output(_) => FAILURE,
         })
     }
@@ -122,6 +134,7 @@ impl Cli {
             }
             Command::Status(args) => print(&args.ask().await?),
             Command::Ledger(args) => print(&args.read()?),
+            Command::CheckConfig { file } => print(&config::report(&file)?),
         }
     }
 }
