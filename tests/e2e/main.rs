@@ -16,6 +16,7 @@
 mod adoption;
 mod churn;
 mod conflicts;
+mod containerd;
 mod demo;
 mod experiments;
 mod lifetimes;

@@ -98,6 +98,15 @@ impl PodSpec {
         self
     }
 
+    /// With another image in every app container than the one that the fake runtime takes.
+    pub fn image(mut self, image: &str) -> Self {
+        let containers = self.0["spec"]["containers"].as_array_mut();
+        for container in containers.expect("a pod has containers") {
+            container["image"] = json!(image);
+        }
+        self
+    }
+
     /// Bound to the node without the scheduler.
     pub fn on_node(mut self) -> Self {
         self.0["spec"]["nodeName"] = json!("node-0");

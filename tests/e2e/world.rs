@@ -20,8 +20,19 @@ const READY_LIMIT: Duration = Duration::from_secs(30);
 /// What `cluster up` answers on a machine that can't run one.
 const SKIPPED: i32 = 77;
 
+/// What runs the containers.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Runtime {
+    /// The runtime that runs nothing and records everything.
+    Fake,
+    /// containerd and runc: real containers, no record, nothing in the fake NVML. Needs root.
+    Containerd,
+}
+
 /// How a world is made.
 pub struct Setup {
+    /// What runs the containers.
+    pub runtime: Runtime,
     /// GPUs of the fake node.
     pub gpus: u32,
     /// The daemon's configuration file.
@@ -34,12 +45,20 @@ impl Setup {
     /// A split of 8 GPUs.
     pub fn split(legacy: u32, dra: u32) -> Self {
         Self {
+            runtime: Runtime::Fake,
             gpus: legacy + dra,
             config: format!(
                 "apiVersion: gpu-bridge.dev/v1alpha1\nmode: both\nlimits:\n  legacy: {legacy}\n  dra: {dra}\n"
             ),
             cluster_flags: Vec::new(),
         }
+    }
+
+    /// On containerd and runc; pods must name its one image.
+    pub fn on_containerd(mut self) -> Self {
+        self.runtime = Runtime::Containerd;
+        self.cluster_flags.push("--runtime=containerd".to_owned());
+        self
     }
 
     /// With a kubelet that comes back to failed pods after 2 s, not after 77 to 89 s.
@@ -56,6 +75,7 @@ pub struct World {
     pub node: FakeNode,
     pub daemon: Option<Daemon>,
     cluster: Child,
+    runtime: Runtime,
     config: PathBuf,
     http: String,
     dir: TempDir,
@@ -122,6 +142,7 @@ impl World {
             node,
             daemon: None,
             cluster,
+            runtime: setup.runtime,
             config,
             http,
             dir,
@@ -133,6 +154,14 @@ impl World {
     /// The folder of the cluster.
     pub fn state(&self) -> PathBuf {
         self.dir.path().join("c")
+    }
+
+    /// The folder with `dev/nvidia*` in it: real containers need real device nodes, which the cluster makes.
+    fn dev_root(&self) -> PathBuf {
+        match self.runtime {
+            Runtime::Fake => self.node.folder().to_owned(),
+            Runtime::Containerd => self.state(),
+        }
     }
 
     /// The folder of the daemon's ledger.
@@ -174,7 +203,7 @@ impl World {
             .arg("--sys-root")
             .arg(self.node.sys_root())
             .arg("--dev-root")
-            .arg(self.node.folder())
+            .arg(self.dev_root())
             .arg("--config")
             .arg(&self.config)
             .env("GPU_BRIDGE_LOG", "info,gpu_bridge=debug")
