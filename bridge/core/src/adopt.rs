@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::evidence::{AllocatedClaim, BoundPod, Claims, Listing, Pods};
+use crate::evidence::{AllocatedClaim, BoundPod, Claims, Listing, PodPhase, Pods};
 use crate::hold::{ForeignCause, Hold, HoldKind};
 use crate::id::{ClaimUid, DeviceId, PodName, PodRef, PodUid, UnitId};
 use crate::ledger::{Access, Preparation, PreparedDevice};
@@ -132,6 +132,15 @@ impl Transition {
                 });
             }
         }
+        // A kubelet whose checkpoint is lost too lists these without devices.
+        let silent = adoption.pods.pods.iter().filter(|bound| {
+            let checkpointed = adoption.checkpoint.iter().any(|e| e.pod == bound.uid);
+            bound.phase == PodPhase::Live && bound.started && bound.may_own > 0 && !checkpointed
+        });
+        unknown.extend(silent.map(|bound| PodRef {
+            name: bound.pod.clone(),
+            uid: Some(bound.uid.clone()),
+        }));
         unknown.sort();
         unknown.dedup();
         unknown

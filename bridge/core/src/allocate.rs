@@ -7,6 +7,7 @@ use crate::evidence::Evidence;
 use crate::hold::{ForeignCause, Former, Hold, HoldKind};
 use crate::id::{DeviceId, PodRef, UnitId};
 use crate::ledger::Side;
+use crate::listed::Owner;
 use crate::pool::{Pool, Standing, Transition};
 use crate::refusal::Refusal;
 use crate::report::{EndCause, Report};
@@ -65,7 +66,7 @@ enum Carried {
     /// Its pod has ended, so the hold has.
     Ended(UnitId, EndCause),
     /// Its pod is still there: the kubelet has lost its book.
-    InUse(UnitId, PodRef),
+    InUse(UnitId, Owner),
     /// Its pod is not active for the kubelet any more, and the pod list does not say yet that it has ended.
     Leaving(UnitId),
     /// pod-resources must be asked first.
@@ -158,8 +159,8 @@ impl Transition {
             }
             Carried::Unclear => return Err(AllocateOutcome::NeedsListing),
             Carried::Ended(unit, cause) => self.end(&unit, cause, |h| h.device_id() == Some(id)),
-            Carried::InUse(unit, pod) => {
-                return self.substitute_lost(id, unit, pod, spoken_for, patience);
+            Carried::InUse(unit, owner) => {
+                return self.substitute_lost(id, unit, owner, spoken_for, patience);
             }
             Carried::Leaving(unit) => leaving = Some(unit),
         }
@@ -191,7 +192,7 @@ impl Transition {
         &mut self,
         id: &DeviceId,
         used: UnitId,
-        pod: PodRef,
+        owner: Owner,
         spoken_for: &BTreeSet<UnitId>,
         patience: Patience,
     ) -> Result<UnitId, AllocateOutcome> {
@@ -203,11 +204,19 @@ impl Transition {
             None if patience == Patience::Waits => return Err(AllocateOutcome::Wait),
             None => self.take_busy(id, None, &spoken_for)?,
         };
+        self.swap_id(&used, id, &unit);
+        let pod = match owner {
+            Owner::Seen(pod) => {
+                // Under its new id it is listed nowhere, so nothing would ever bind it.
+                self.bind_granted(&used, &pod);
+                pod
+            }
+            Owner::Likely(pod) => pod,
+        };
         self.report(Report::KubeletLostItsBook {
             id: id.clone(),
             pod,
         });
-        self.swap_id(&used, id, &unit);
         Ok(self.grant(id, &unit))
     }
 
@@ -228,6 +237,17 @@ impl Transition {
                 | HoldKind::Reserved { .. }
                 | HoldKind::Prepared { .. }
                 | HoldKind::Foreign { .. } => {}
+            }
+        }
+    }
+
+    fn bind_granted(&mut self, unit: &UnitId, pod: &PodRef) {
+        for hold in self.pool.ledger.holds.get_mut(unit).into_iter().flatten() {
+            if let HoldKind::Granted { id } = &hold.kind {
+                hold.kind = HoldKind::Bound {
+                    id: id.clone(),
+                    pod: pod.clone(),
+                };
             }
         }
     }
@@ -296,14 +316,15 @@ impl Pool {
             | HoldKind::Prepared { .. }
             | HoldKind::Foreign { .. } => None,
         };
-        if pod.is_none() && !self.has_aged(&unit, uptime) && self.is_clean(&unit) {
-            return Carried::Again(unit);
-        }
+        // Asked for a granted unit too: a kubelet that gave it to one pod may have forgotten it at once (`listed`).
         let Some(listing) = &evidence.listing else {
             return Carried::Unclear;
         };
-        if let Some(pod) = self.still_has(id, &unit, pod.as_ref(), listing) {
-            return Carried::InUse(unit, pod);
+        if let Some(owner) = self.still_has(id, pod.as_ref(), listing) {
+            return Carried::InUse(unit, owner);
+        }
+        if pod.is_none() && !self.has_aged(&unit, uptime) && self.is_clean(&unit) {
+            return Carried::Again(unit);
         }
         match pod {
             Some(pod) if self.has_ended(&pod) => Carried::Ended(unit, EndCause::PodEnded),

@@ -16,7 +16,7 @@ impl Transition {
             .pool
             .pods_of_unknown_units()
             .iter()
-            .all(|pod| self.pool.has_left(pod) || self.pool.has_all_its_units(pod));
+            .all(|pod| self.pool.has_left(pod) || self.pool.units_missing(pod) == Some(0));
         let foreign = self.holds_where(|hold| match &hold.kind {
             HoldKind::Foreign { cause } => Some(cause.clone()),
             HoldKind::Granted { .. }
@@ -42,12 +42,12 @@ impl Transition {
         }
     }
 
-    /// A pod whose units are unknown shows them by its processes: once it runs on as many as it has ids.
+    /// A pod whose units are unknown shows them by its processes: once it runs on as many as it may own.
     pub(crate) fn show_units(&mut self) {
         for pod in self.pool.pods_of_unknown_units() {
             let Some(uid) = pod.uid.clone() else { continue };
             let units = self.pool.unknown_units_with(&uid);
-            if units.is_empty() || units.len() != self.pool.units_missing(&pod) {
+            if units.is_empty() || Some(units.len()) != self.pool.units_missing(&pod) {
                 continue;
             }
             let ids = self.pool.ids_without_a_unit(&pod);
@@ -142,10 +142,12 @@ impl Pool {
             .collect()
     }
 
-    /// How many of its ids a listed pod has no unit for.
-    fn units_missing(&self, pod: &PodRef) -> usize {
-        let listed = self.listed_as(pod).map_or(0, |listed| listed.ids().len());
-        listed.saturating_sub(self.bound_to(&pod.name))
+    /// How many units are missing to what a live pod may own.
+    fn units_missing(&self, pod: &PodRef) -> Option<usize> {
+        let bound = self.seen.pods.as_ref()?.live(&pod.name)?;
+        let may_own = usize::try_from(bound.may_own).unwrap_or(usize::MAX);
+        (Some(&bound.uid) == pod.uid.as_ref())
+            .then(|| may_own.saturating_sub(self.bound_to(&pod.name)))
     }
 
     /// What pod-resources says of a pod, if it says it of this one and not of another of the same name.
@@ -165,19 +167,6 @@ impl Pool {
             .filter(|id| self.ledger.carrier_of(id).is_none())
             .cloned()
             .collect()
-    }
-
-    /// Whether a pod has a unit for all that it may own: then none of the units in question is its.
-    fn has_all_its_units(&self, pod: &PodRef) -> bool {
-        let bound = self
-            .seen
-            .pods
-            .as_ref()
-            .and_then(|pods| pods.live(&pod.name));
-        bound.is_some_and(|bound| {
-            Some(&bound.uid) == pod.uid.as_ref()
-                && self.bound_to(&pod.name) >= usize::try_from(bound.may_own).unwrap_or(usize::MAX)
-        })
     }
 
     fn has_left(&self, pod: &PodRef) -> bool {

@@ -9,8 +9,17 @@ use std::collections::BTreeSet;
 
 use crate::evidence::{BoundPod, ListedPod, Listing, PodPhase};
 use crate::hold::HoldKind;
-use crate::id::{DeviceId, PodName, PodRef, PodUid, UnitId};
+use crate::id::{DeviceId, PodName, PodRef, PodUid};
 use crate::pool::Pool;
+
+/// The pod that has an id which the kubelet gives a second time.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Owner {
+    /// pod-resources shows it.
+    Seen(PodRef),
+    /// An init container that is never listed must have it; this is one of the pods in question.
+    Likely(PodRef),
+}
 
 impl Pool {
     /// The UID of the live pod of a name, where a list of pods is known and names one.
@@ -54,37 +63,36 @@ impl Pool {
     pub(crate) fn still_has(
         &self,
         id: &DeviceId,
-        unit: &UnitId,
         holder: Option<&PodRef>,
         listing: &Listing,
-    ) -> Option<PodRef> {
+    ) -> Option<Owner> {
         if let Some(pod) = holder
             && listing.shows(&pod.name)
             && !self.has_ended(pod)
         {
             // Active, with the id or without it: its containers may run, so the kubelet's book is wrong.
-            return Some(pod.clone());
+            return Some(Owner::Seen(pod.clone()));
         }
         let listed = listing
             .pods
             .iter()
             .find(|listed| listed.ids().contains(id) && !self.is_explained(listed));
         if let Some(listed) = listed {
-            return Some(PodRef {
+            return Some(Owner::Seen(PodRef {
                 name: listed.pod.clone(),
                 uid: self.live_uid(&listed.pod),
-            });
+            }));
         }
         if holder.is_none() {
-            return self.needs_every_granted_unit(unit, listing);
+            return self.needs_every_granted_unit(listing).map(Owner::Likely);
         }
         None
     }
 
-    /// A pod that may be the owner of an aged granted unit, if the started pods may own as many unlisted ids as
-    /// there are such units: then each of them is spoken for. With more units than that some are left over from
-    /// failed admissions, and the kubelet, which offers this one again, knows which.
-    fn needs_every_granted_unit(&self, unit: &UnitId, listing: &Listing) -> Option<PodRef> {
+    /// A pod that may be the owner of a granted unit, if the started pods may own as many unlisted ids as there are
+    /// such units: then each of them is spoken for. With more units than that some are left over from failed
+    /// admissions, or are another container's of the pod that asks, and the kubelet knows which.
+    fn needs_every_granted_unit(&self, listing: &Listing) -> Option<PodRef> {
         let pods = self.seen.pods.as_ref()?;
         let candidates = || {
             pods.pods
@@ -94,17 +102,18 @@ impl Pool {
                 .filter(|(_, unlisted)| *unlisted > 0)
         };
         let unlisted: usize = candidates().map(|(_, unlisted)| unlisted).sum();
-        let aged = |other: &UnitId| {
-            let uptime = self.seen.listed_at.unwrap_or_default();
-            other == unit || self.has_aged(other, uptime)
-        };
         let granted = self
             .ledger
             .holds
-            .iter()
-            .filter(|(other, _)| aged(other))
-            .flat_map(|(_, holds)| holds)
-            .filter(|hold| matches!(hold.kind, HoldKind::Granted { .. }))
+            .values()
+            .flatten()
+            .filter(|hold| match &hold.kind {
+                HoldKind::Granted { id } => listing.owner_of(id).is_none(),
+                HoldKind::Bound { .. }
+                | HoldKind::Reserved { .. }
+                | HoldKind::Prepared { .. }
+                | HoldKind::Foreign { .. } => false,
+            })
             .count();
         if unlisted < granted {
             return None;

@@ -144,6 +144,26 @@ fn a_kubelet_that_lists_one_id_under_two_pods_binds_each_unit_to_its_own_pod() {
 }
 
 #[test]
+fn an_id_that_the_kubelet_forgets_at_once_is_not_given_to_two_pods() {
+    // pod-a was admitted a moment ago; nobody has looked at pod-resources since, and nothing runs on the GPU yet.
+    let mut daemon = Daemon::with_gpus(2, all_legacy());
+    daemon.granted("GPU-1", &NOTHING);
+    let just_listed = listing(&[("pod-a", &["GPU-1"]), ("pod-b", &[])]);
+    assert_eq!(daemon.granted("GPU-1", &just_listed), "GPU-0");
+    assert!(daemon.reported(|r| matches!(r, Report::KubeletLostItsBook { .. })));
+    daemon.list(&listing(&[("pod-a", &["GPU-1"]), ("pod-b", &["GPU-1"])]));
+    let holds = [daemon.holds("GPU-0"), daemon.holds("GPU-1")];
+    assert!(
+        holds.iter().any(|hold| hold.ends_with("pod-a")),
+        "{holds:?}"
+    );
+    assert!(
+        holds.iter().any(|hold| hold.ends_with("pod-b")),
+        "{holds:?}"
+    );
+}
+
+#[test]
 fn the_pod_that_kept_running_does_not_get_the_unit_of_the_pod_that_shared_its_id() {
     let mut daemon = Daemon::with_gpus(2, all_legacy());
     daemon.granted("GPU-0", &NOTHING);
@@ -444,6 +464,19 @@ fn two_pods_of_unknown_units_both_block_until_both_are_gone() {
     for unit in ["GPU-0", "GPU-1", "GPU-2"] {
         assert_eq!(daemon.holds(unit), "free", "{unit}");
     }
+}
+
+#[test]
+fn a_running_pod_of_which_neither_ledger_nor_checkpoint_knows_blocks_until_its_process_shows_its_unit()
+ {
+    let mut daemon = without_ledger(2);
+    daemon.act(|t| t.adopt(adoption(listing(&[("pod-a", &[])]), vec![live("pod-a", 1)])));
+    assert_eq!(daemon.holds("GPU-0"), "Foreign UnknownUnitOf pod-a");
+    assert_eq!(daemon.holds("GPU-1"), "Foreign UnknownUnitOf pod-a");
+    daemon.run("GPU-1", &[(9, Some("pod-a"))]);
+    daemon.act(crate::Transition::observe_processes);
+    assert_eq!(daemon.holds("GPU-1"), "Bound GPU-1 pod-a");
+    assert_eq!(daemon.holds("GPU-0"), "free");
 }
 
 #[test]
