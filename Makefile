@@ -1,0 +1,35 @@
+# Every target is one line. `make test` is what CI runs; `make demo` is where to start.
+.PHONY: help setup check test demo cluster cluster-down cluster-build e2e e2e-containerd regen
+
+help: ## this list
+	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' Makefile | expand -t 18
+
+setup: ## install what a machine with Rust and Go still lacks, or say what that is
+	@tests/setup.sh
+
+check: setup ## format, lints and fast tests: no cluster, some minutes from cold
+	cargo fmt --check && cargo clippy --workspace --all-targets -- -D warnings && cargo test --workspace --lib
+
+test: ## everything, with the minutes of each part
+	@tests/run-all.sh
+
+demo: setup cluster-build ## pods of both kinds on 8 fake GPUs and real Kubernetes, and a refusal with its sentence
+	@cargo test -q -p gpu-bridge --test e2e -- --ignored --exact demo::the_main_job --nocapture
+
+cluster: setup ## start a Kubernetes to play with, and say how to use it
+	@tests/cluster/up.sh
+
+cluster-down: ## end that Kubernetes
+	@tests/cluster/down.sh
+
+cluster-build: ## build Kubernetes 1.37 from its Go modules, once: 10 to 15 minutes from cold
+	@tests/cluster/build.sh
+
+e2e: setup cluster-build ## the tests on real Kubernetes alone
+	@tests/e2e.sh
+
+e2e-containerd: setup ## the test cluster on containerd and runc instead of the fake runtime
+	@tests/cluster/selftest.sh containerd
+
+regen: ## rewrite the Rust of the .proto files and every golden file; read the diff before you commit it
+	UPDATE_PROTO=1 UPDATE_EXPECT=1 cargo test --workspace --lib --test bootstrap --test admin

@@ -1,0 +1,57 @@
+#!/usr/bin/env bash
+# run-all.sh: everything that must pass, and the minutes that each part took.
+# Ends with the first part that fails.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+declare -a names=() seconds=()
+part=setup
+report() {
+  local status=$? i
+  echo
+  echo "minutes  part"
+  for i in "${!names[@]}"; do
+    printf '%4d:%02d  %s\n' $((seconds[i] / 60)) $((seconds[i] % 60)) "${names[i]}"
+  done
+  printf '%4d:%02d  in all\n' $((SECONDS / 60)) $((SECONDS % 60))
+  [ $status = 0 ] || echo "FAILED in: $part (status $status)"
+}
+trap report EXIT
+
+# run NAME COMMAND...: one part.
+run() {
+  part=$1
+  shift
+  local start=$SECONDS
+  echo
+  echo "== $part"
+  "$@"
+  names+=("$part")
+  seconds+=($((SECONDS - start)))
+}
+
+# What a test of gpu-bridge is called that needs no cluster: each file and each
+# folder with a main.rs in bridge/tests.
+fast_tests() {
+  local file
+  for file in bridge/tests/*.rs; do echo "--test=$(basename "$file" .rs)"; done
+  for file in bridge/tests/*/main.rs; do echo "--test=$(basename "$(dirname "$file")")"; done
+}
+
+# The cluster shows itself that it works before anything is judged on it.
+# Status 77: this machine can run none; the tests count what they skip then.
+cluster_selftest() {
+  local status=0
+  tests/cluster/selftest.sh || status=$?
+  [ $status = 0 ] || [ $status = 77 ]
+}
+
+run "setup" tests/setup.sh
+run "format" cargo fmt --check
+run "lints, warnings denied" cargo clippy --workspace --all-targets -- -D warnings
+run "tests of the libraries and tools" cargo test --workspace --exclude gpu-bridge
+# shellcheck disable=SC2046 # a list of words
+run "tests of the daemon without a cluster" cargo test -p gpu-bridge --lib --bins $(fast_tests)
+run "build of Kubernetes" tests/cluster/build.sh
+run "the cluster itself" cluster_selftest
+run "tests on real Kubernetes" tests/e2e.sh
