@@ -1,10 +1,14 @@
-//! Who uses what on this node: the kubelet's pod-resources, the pods bound here, and whose a process is.
+//! Who uses what on this node: the kubelet's pod-resources, the pods bound here, and whose a process is; and, for a
+//! node without a ledger, what the kubelet's own files say.
 //!
 //! Owns the reading of these sources, and when one of them is too old to be believed. It draws no conclusion: the
 //! pool gets whole snapshots through [`Handle::observe`](crate::arbiter::Handle::observe), and none where a source
 //! does not answer.
 //! It must not know the faces, the ledger, CDI files or NVML.
 
+mod adoption;
+mod answer;
+mod checkpoint;
 mod pod_resources;
 mod pods;
 mod processes;
@@ -12,6 +16,7 @@ mod processes;
 use std::fmt::Write as _;
 use std::time::Duration;
 
+pub use adoption::{AdoptionInputs, UnitMinors, UnpreparedClaims, run_adoption};
 pub use pod_resources::{Error, PodResources, run_listing};
 pub use pods::run_pods;
 pub use processes::{pod_of_process, process_name};

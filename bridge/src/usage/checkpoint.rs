@@ -1,0 +1,264 @@
+//! The kubelet's own files: which ids it has allocated with which answer, and which claims it has prepared.
+//!
+//! Read only, and only while the ledger is missing. Sources, all of kubernetes v1.37.2:
+//! `pkg/kubelet/cm/devicemanager/checkpoint/checkpoint.go`, `pkg/kubelet/cm/dra/state/{checkpoint,state}.go`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use bridge_core::{CheckpointedDevices, CheckpointedResponse, ClaimUid, DeviceId, PodUid, UnitId};
+use legacy_proto::deviceplugin::ContainerAllocateResponse;
+use prost::Message as _;
+use serde::Deserialize;
+
+use super::answer;
+use super::{DRIVER, RESOURCE};
+
+/// File in the device plugin folder (`pkg/kubelet/cm/devicemanager/types.go`, `kubeletDeviceManagerCheckpoint`).
+const DEVICES_FILE: &str = "kubelet_internal_checkpoint";
+/// File in the kubelet's root folder (`pkg/kubelet/cm/dra/manager.go`, `draManagerStateFileName`).
+const CLAIMS_FILE: &str = "dra_manager_state";
+
+/// Why a checkpoint says nothing.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Error {
+    /// The file is there and can't be read.
+    #[error("{} can't be read. Check the mount and the rights of gpu-bridge", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// It is no JSON of the expected shape.
+    #[error("{} is not a checkpoint that this version knows", path.display())]
+    Parse {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: serde_json::Error,
+    },
+    /// Some part of it is not what it should be.
+    #[error(
+        "{} is damaged: {what}. A restart of the kubelet makes it write the file anew", path.display()
+    )]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// The part, and what is wrong.
+        what: String,
+    },
+}
+
+/// What the kubelet has written down about our resource.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Devices {
+    /// There is no such file: the kubelet has allocated nothing since the file was last removed.
+    Missing,
+    /// Each container's part.
+    Entries(Vec<Entry>),
+}
+
+/// A container's part.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Entry {
+    pod: PodUid,
+    ids: BTreeSet<DeviceId>,
+    /// Whether an id was left out because it can't be one of ours.
+    ids_are_all: bool,
+    answer: ContainerAllocateResponse,
+}
+
+impl Devices {
+    /// The entries; none when the file is missing.
+    pub(super) fn entries(&self) -> &[Entry] {
+        match self {
+            Self::Missing => &[],
+            Self::Entries(entries) => entries,
+        }
+    }
+
+    /// All ids that the kubelet counts as allocated.
+    pub(super) fn ids(&self) -> BTreeSet<DeviceId> {
+        self.entries()
+            .iter()
+            .flat_map(|entry| entry.ids.iter().cloned())
+            .collect()
+    }
+}
+
+impl Entry {
+    /// The pod's UID.
+    pub(super) fn pod(&self) -> &PodUid {
+        &self.pod
+    }
+
+    /// For the pool. `minors` are the units of this node with their device minors.
+    ///
+    /// An answer that names more or fewer GPUs than the ids leaves a unit unexplained, so it counts as unknown.
+    pub(super) fn for_pool(&self, minors: &[(UnitId, u32)]) -> CheckpointedDevices {
+        let units = answer::units(&self.answer, minors);
+        let named: BTreeSet<&UnitId> = self.ids.iter().map(DeviceId::named_unit).collect();
+        let explained = self.ids_are_all && !units.is_empty() && units.len() == named.len();
+        CheckpointedDevices {
+            pod: self.pod.clone(),
+            ids: self.ids.iter().cloned().collect(),
+            response: if explained {
+                CheckpointedResponse::Units(units.into_iter().collect())
+            } else {
+                CheckpointedResponse::Unknown
+            },
+        }
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct DevicesFile {
+    data: DevicesData,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct DevicesData {
+    pod_device_entries: Option<Vec<DevicesEntry>>,
+}
+
+#[derive(Deserialize)]
+struct DevicesEntry {
+    #[serde(rename = "PodUID")]
+    pod: String,
+    #[serde(rename = "ResourceName")]
+    resource: String,
+    /// By NUMA node; a device of several nodes is in each.
+    #[serde(rename = "DeviceIDs")]
+    ids: Option<BTreeMap<String, Option<Vec<String>>>>,
+    /// Base64, as Go writes bytes.
+    #[serde(rename = "AllocResp")]
+    answer: Option<String>,
+}
+
+/// Reads `kubelet_internal_checkpoint` in the device plugin folder.
+///
+/// Its checksum is over a Go dump of the structure and is not checked: the kubelet writes the file whole and renames
+/// it, so a broken one does not parse.
+pub(super) async fn read_devices(folder: &Path) -> Result<Devices, Error> {
+    let path = folder.join(DEVICES_FILE);
+    let Some(bytes) = read(&path).await? else {
+        return Ok(Devices::Missing);
+    };
+    let file: DevicesFile = parse(&path, &bytes)?;
+    let ours = file.data.pod_device_entries.unwrap_or_default();
+    let entries = ours
+        .into_iter()
+        .filter(|entry| entry.resource == RESOURCE)
+        .map(|entry| entry_of(entry).map_err(|what| damaged(&path, what)))
+        .collect::<Result<_, _>>()?;
+    Ok(Devices::Entries(entries))
+}
+
+fn entry_of(entry: DevicesEntry) -> Result<Entry, String> {
+    let about = |what: &str, why: String| format!("{what} of pod {:?}: {why}", entry.pod);
+    let pod = PodUid::new(entry.pod.clone()).map_err(|error| error.to_string())?;
+    let texts: BTreeSet<String> = entry
+        .ids
+        .into_iter()
+        .flatten()
+        .flat_map(|(_, ids)| ids.unwrap_or_default())
+        .collect();
+    let ids: BTreeSet<DeviceId> = texts
+        .iter()
+        .filter_map(|text| DeviceId::parse(text).ok())
+        .collect();
+    let bytes = STANDARD
+        .decode(entry.answer.unwrap_or_default())
+        .map_err(|error| about("AllocResp", error.to_string()))?;
+    let answer = ContainerAllocateResponse::decode(bytes.as_slice())
+        .map_err(|error| about("AllocResp", error.to_string()))?;
+    Ok(Entry {
+        pod,
+        ids_are_all: ids.len() == texts.len(),
+        ids,
+        answer,
+    })
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct ClaimsFile {
+    /// JSON in JSON.
+    data: String,
+    /// CRC-32 (IEEE) of `data`.
+    checksum: u32,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct ClaimsData {
+    claim_info_state_list: Option<Vec<ClaimEntry>>,
+}
+
+#[derive(Deserialize)]
+struct ClaimEntry {
+    #[serde(rename = "ClaimUID")]
+    uid: String,
+    #[serde(rename = "DriverState")]
+    drivers: Option<BTreeMap<String, serde::de::IgnoredAny>>,
+}
+
+/// Reads the claims with a part of our driver from `dra_manager_state` in the kubelet's root folder. `None`: there is
+/// no such file. A kubelet makes it when it starts, so that says nothing about claims.
+pub(super) async fn read_claims(kubelet_dir: &Path) -> Result<Option<BTreeSet<ClaimUid>>, Error> {
+    let path = kubelet_dir.join(CLAIMS_FILE);
+    let Some(bytes) = read(&path).await? else {
+        return Ok(None);
+    };
+    let file: ClaimsFile = parse(&path, &bytes)?;
+    let found = crc32fast::hash(file.data.as_bytes());
+    if found != file.checksum {
+        let what = format!("its checksum is {}, and should be {found}", file.checksum);
+        return Err(damaged(&path, what));
+    }
+    let data: ClaimsData = parse(&path, file.data.as_bytes())?;
+    let ours = data
+        .claim_info_state_list
+        .into_iter()
+        .flatten()
+        .filter(|claim| {
+            claim
+                .drivers
+                .as_ref()
+                .is_some_and(|it| it.contains_key(DRIVER))
+        });
+    ours.map(|claim| ClaimUid::new(claim.uid).map_err(|error| damaged(&path, error.to_string())))
+        .collect::<Result<_, _>>()
+        .map(Some)
+}
+
+async fn read(path: &Path) -> Result<Option<Vec<u8>>, Error> {
+    match tokio::fs::read(path).await {
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(Error::Read {
+            path: path.to_owned(),
+            source,
+        }),
+    }
+}
+
+fn parse<T: serde::de::DeserializeOwned>(path: &Path, bytes: &[u8]) -> Result<T, Error> {
+    serde_json::from_slice(bytes).map_err(|source| Error::Parse {
+        path: path.to_owned(),
+        source,
+    })
+}
+
+fn damaged(path: &Path, what: String) -> Error {
+    Error::Damaged {
+        path: path.to_owned(),
+        what,
+    }
+}
