@@ -353,14 +353,66 @@ impl Complaints {
         }
         warn!(
             what = self.what,
-            error, "the API server does not serve this; it is tried again"
+            error, "something of the API failed; it is tried again"
         );
         self.last = Some((error.to_owned(), Instant::now()));
     }
 
     pub(super) fn none(&mut self) {
         if self.last.take().is_some() {
-            info!(what = self.what, "the API server serves this again");
+            info!(what = self.what, "what of the API had failed works again");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::core::v1::Node;
+    use kube::Client;
+    use serde_json::json;
+    use testkit::ApiServer;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_follower_that_relists_shows_everything_again_and_again() {
+        let api = ApiServer::start().await.unwrap();
+        let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "a"}});
+        api.put("nodes", node);
+        let client =
+            Client::try_from(kube::Config::new(api.url().parse().expect("a URL"))).unwrap();
+        let (events, mut seen) = mpsc::channel(4);
+        let config = Config {
+            what: "nodes",
+            fields: None,
+            page_size: 10,
+            after: After::Relist(Duration::from_secs(1)),
+        };
+        let name = |node: Node| node.metadata.name.unwrap_or_default();
+        let following = tokio::spawn(run(Api::all(client), config, name, |_| true, events));
+        let mut lists = 0;
+        while lists < 3 {
+            match seen.recv().await.expect("it goes on") {
+                Event::Listed(all) => {
+                    assert_eq!(all, ["a"]);
+                    lists += 1;
+                }
+                Event::Running => {}
+                Event::Applied(_) | Event::Deleted(_) | Event::Unknown => {
+                    panic!("nothing happened in between")
+                }
+            }
+        }
+        drop(seen);
+        following.await.expect("it ends when nobody listens");
+    }
+
+    #[test]
+    fn pauses_are_spread_over_half_of_their_length() {
+        let pause = Duration::from_secs(8);
+        for _ in 0..100 {
+            let spread = spread(pause);
+            assert!(spread >= pause / 2 && spread <= pause);
         }
     }
 }

@@ -19,8 +19,6 @@ mod service;
 pub mod slices;
 mod wire;
 
-use std::fmt::Write as _;
-
 pub use opaque::Error as ConfigError;
 pub use register::{Place, RegistrationState};
 pub use service::{ASK_AGAIN, CALL_LIMIT, WAIT_LIMIT};
@@ -32,13 +30,17 @@ pub const DRIVER: &str = "gpu.nvidia.com";
 /// Key of the taint on devices that no new claim may get; its value is `TaintReason::as_str`.
 pub const TAINT_KEY: &str = "gpu-bridge.dev/unit";
 
-/// An error with all its causes.
+/// An error with all its causes. A cause that the text before has named already is not named again: some errors
+/// show their source, as kube's do.
 fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
-        // Writing to a String can't fail.
-        let _ = write!(text, ": {error}");
+        let more = error.to_string();
+        if !text.contains(&more) {
+            text.push_str(": ");
+            text.push_str(&more);
+        }
         cause = error.source();
     }
     text

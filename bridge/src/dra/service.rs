@@ -156,7 +156,8 @@ impl Service {
     pub(super) async fn prepare(&self, asked: Vec<Asked>) -> Prepared {
         let arrived = self.handle.uptime();
         let start = Instant::now();
-        each(asked, |claim| async move {
+        each(asked, |asked| async move {
+            let claim = claim_ref(asked)?;
             let end = start + CALL_LIMIT;
             match timeout_at(end, self.prepare_one(&claim, arrived, start + WAIT_LIMIT)).await {
                 Ok(answer) => answer,
@@ -172,7 +173,11 @@ impl Service {
     /// Gives each claim's units back. A claim that is not known has none.
     pub(super) async fn unprepare(&self, asked: Vec<Asked>) -> Unprepared {
         let end = Instant::now() + CALL_LIMIT;
-        each(asked, |claim| async move {
+        each(asked, |asked| async move {
+            // What has no proper UID was never prepared.
+            let Ok(claim) = claim_ref(asked) else {
+                return Ok(());
+            };
             match timeout_at(end, self.handle.unprepare(claim.clone())).await {
                 Ok(Ok(())) => {
                     debug!("unprepared");
@@ -249,7 +254,7 @@ impl Service {
 async fn each<T, F, W>(asked: Vec<Asked>, work: W) -> BTreeMap<String, Result<T, String>>
 where
     F: Future<Output = Result<T, Why>>,
-    W: Fn(ClaimRef) -> F,
+    W: Fn(Asked) -> F,
 {
     let work = &work;
     futures::stream::iter(asked)
@@ -257,11 +262,7 @@ where
             let span = info_span!("claim", claim = %asked.name, namespace = %asked.namespace, uid = %asked.uid);
             let uid = asked.uid.clone();
             let answer = async move {
-                let done = match claim_ref(asked) {
-                    Ok(claim) => work(claim).await,
-                    Err(error) => Err(error.into()),
-                };
-                done.map_err(|why| {
+                work(asked).await.map_err(|why| {
                     log(&why);
                     why.text()
                 })

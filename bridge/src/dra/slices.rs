@@ -22,7 +22,7 @@ use kube::{Api, Client};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use super::follow::{self, After, Complaints, Event};
 use super::{DRIVER, chain};
@@ -44,6 +44,9 @@ const RETRY_FIRST: Duration = Duration::from_millis(250);
 
 /// The longest pause after a failed write.
 const RETRY_LAST: Duration = Duration::from_secs(30);
+
+/// So many tries in a row that found a slice changed are a race with a late event. More are somebody else who writes.
+const QUIET_CONFLICTS: u32 = 3;
 
 /// How long the API server may take for one request.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -180,13 +183,15 @@ struct Publisher {
     /// The slices of our driver and node, as last seen or written; `None` before the first list.
     known: Option<BTreeMap<String, ResourceSlice>>,
     taints: TaintSupport,
-    probed: Instant,
+    /// When the server was last asked what it makes of taints.
+    probed: Option<Instant>,
     created: Option<Instant>,
     /// Somebody else's object has the name of our slice.
     name_taken: bool,
     /// When to try again although nothing has changed.
     again: Option<Instant>,
     pause: Duration,
+    failures: u32,
     complaints: Complaints,
     state: watch::Sender<PublishState>,
 }
@@ -200,11 +205,12 @@ impl Publisher {
             owner: None,
             known: None,
             taints: TaintSupport::Unknown,
-            probed: Instant::now(),
+            probed: None,
             created: None,
             name_taken: false,
             again: None,
             pause: RETRY_FIRST,
+            failures: 0,
             complaints: Complaints::new("resourceslices"),
             state,
         }
@@ -261,13 +267,18 @@ impl Publisher {
             Ok(Some(state)) => {
                 self.complaints.none();
                 self.pause = RETRY_FIRST;
+                self.failures = 0;
                 self.state.send_if_modified(|old| {
                     let changed = *old != state;
                     *old = state;
                     changed
                 });
                 if self.taints == TaintSupport::Dropped {
-                    self.again = Some(self.probed + PROBE_TAINTS);
+                    // Where it is over, nothing had a taint meanwhile; the next offer that has brings it up.
+                    self.again = self
+                        .probed
+                        .map(|probed| probed + PROBE_TAINTS)
+                        .filter(|due| *due > Instant::now());
                 }
             }
             Ok(None) => {}
@@ -278,10 +289,12 @@ impl Publisher {
     async fn fail(&mut self, error: &Error) {
         self.again = Some(Instant::now() + self.pause);
         self.pause = (self.pause * 2).min(RETRY_LAST);
+        self.failures += 1;
         if matches!(error, Error::Conflict { .. }) {
-            // Somebody else writes too. What the server has now is the start of the next try.
+            // What the server has now is the start of the next try.
             match self.list().await {
-                Ok(()) => return,
+                Ok(()) if self.failures <= QUIET_CONFLICTS => return,
+                Ok(()) => {}
                 Err(error) => self.complaints.about(&error.to_string()),
             }
         }
@@ -312,9 +325,16 @@ impl Publisher {
             let Some(stored) = self.store(devices).await? else {
                 return Ok(None);
             };
-            if self.taints != TaintSupport::Dropped && lacks_taints(&stored, offers) {
-                self.learn(TaintSupport::Dropped);
-                continue;
+            if self.taints != TaintSupport::Dropped && has_taints(offers) {
+                let lacking = lacks_taints(&stored, offers);
+                self.learn(if lacking {
+                    TaintSupport::Dropped
+                } else {
+                    TaintSupport::Kept
+                });
+                if lacking {
+                    continue;
+                }
             }
             return Ok(Some(PublishState::Published {
                 slice: name_of(&stored).unwrap_or_default(),
@@ -374,18 +394,18 @@ impl Publisher {
     }
 
     fn wants_probe(&self, offers: &[ClaimOffer]) -> bool {
-        let tainted = offers.iter().any(|offer| offer.taint.is_some());
+        let due = self
+            .probed
+            .is_none_or(|probed| probed.elapsed() >= PROBE_TAINTS);
         match self.taints {
-            TaintSupport::Unknown => tainted,
+            TaintSupport::Unknown | TaintSupport::Dropped => due && has_taints(offers),
             TaintSupport::Kept => false,
-            TaintSupport::Dropped => tainted && self.probed.elapsed() >= PROBE_TAINTS,
         }
     }
 
     /// Asks the server, without a write, what it makes of the taints: had it to drop them from a real write, the
     /// devices would stand there without for a moment.
     async fn probe(&mut self, offers: &[ClaimOffer]) -> Result<(), Error> {
-        self.probed = Instant::now();
         let wanted = device::all(offers, TaintSupport::Kept);
         let dry = PostParams {
             dry_run: true,
@@ -395,9 +415,20 @@ impl Publisher {
         // A name of its own, since the slice may be there already.
         slice.metadata.name = None;
         slice.metadata.generate_name = Some(format!("probe-{DRIVER}-"));
-        let answer = ask(self.slices.create(&dry, &slice))
-            .await
-            .map_err(|refusal| refusal.into_error("ask whether the API server keeps taints"))?;
+        let answer = match ask(self.slices.create(&dry, &slice)).await {
+            Ok(answer) => answer,
+            Err(refusal @ Refusal::NoAnswer(_)) => {
+                return Err(refusal.into_error("ask whether the API server keeps taints"));
+            }
+            // An admission webhook may not allow dry runs. What comes back from the write says it too.
+            Err(refusal) => {
+                let error = refusal.into_error("ask whether the API server keeps taints");
+                debug!(error = %error, "the first write will tell");
+                self.probed = Some(Instant::now());
+                return Ok(());
+            }
+        };
+        self.probed = Some(Instant::now());
         self.learn(if lacks_taints(&answer, offers) {
             TaintSupport::Dropped
         } else {
@@ -411,7 +442,7 @@ impl Publisher {
             return;
         }
         let before = std::mem::replace(&mut self.taints, taints);
-        self.probed = Instant::now();
+        self.probed = Some(Instant::now());
         match (taints, before) {
             (TaintSupport::Dropped, _) => warn!(
                 "the API server drops the taints of devices (feature gate DRADeviceTaints, on since Kubernetes 1.36): devices that no claim may get are left out of the ResourceSlice instead"
@@ -595,6 +626,10 @@ fn is_same(stored: &ResourceSlice, wanted: &ResourceSlice) -> bool {
     plain(stored) == plain(wanted)
 }
 
+fn has_taints(offers: &[ClaimOffer]) -> bool {
+    offers.iter().any(|offer| offer.taint.is_some())
+}
+
 /// Whether a device that is to have a taint came back without.
 fn lacks_taints(stored: &ResourceSlice, offers: &[ClaimOffer]) -> bool {
     let devices = stored.spec.devices.as_deref().unwrap_or_default();
@@ -615,7 +650,10 @@ enum Refusal {
     Gone,
     /// 409.
     Conflict,
-    Other(String),
+    /// Any other no.
+    Denied(String),
+    /// The server could not be asked.
+    NoAnswer(String),
 }
 
 impl Refusal {
@@ -626,20 +664,21 @@ impl Refusal {
                 why: "there is no such object".to_owned(),
             },
             Self::Conflict => Error::Conflict { what },
-            Self::Other(why) => Error::Api { what, why },
+            Self::Denied(why) | Self::NoAnswer(why) => Error::Api { what, why },
         }
     }
 }
 
 async fn ask<T>(answer: impl Future<Output = kube::Result<T>>) -> Result<T, Refusal> {
     match timeout(ANSWER_TIMEOUT, answer).await {
-        Err(_) => Err(Refusal::Other(format!(
+        Err(_) => Err(Refusal::NoAnswer(format!(
             "no answer within {} s",
             ANSWER_TIMEOUT.as_secs()
         ))),
         Ok(Ok(answer)) => Ok(answer),
         Ok(Err(kube::Error::Api(status))) if status.code == 404 => Err(Refusal::Gone),
         Ok(Err(kube::Error::Api(status))) if status.code == 409 => Err(Refusal::Conflict),
-        Ok(Err(error)) => Err(Refusal::Other(chain(&error))),
+        Ok(Err(error @ kube::Error::Api(_))) => Err(Refusal::Denied(chain(&error))),
+        Ok(Err(error)) => Err(Refusal::NoAnswer(chain(&error))),
     }
 }

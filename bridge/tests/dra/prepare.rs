@@ -457,7 +457,11 @@ async fn unprepare_of_an_unknown_claim_succeeds_without_the_api_server() {
     .await;
     world.api.go_away();
     let request = v1::NodeUnprepareResourcesRequest {
-        claims: vec![asked("never-seen", "u9"), asked("full", "u8")],
+        claims: vec![
+            asked("never-seen", "u9"),
+            asked("full", "u8"),
+            asked("odd", "../u7"),
+        ],
     };
     let answer = client(&world)
         .node_unprepare_resources(request)
@@ -465,6 +469,7 @@ async fn unprepare_of_an_unknown_claim_succeeds_without_the_api_server() {
         .unwrap()
         .into_inner();
     assert_eq!(answer.claims["u9"].error, "");
+    assert_eq!(answer.claims["../u7"].error, "");
     let text = &answer.claims["u8"].error;
     assert!(
         text.starts_with("UNAVAILABLE: NotSaved: claim train/full was not unprepared"),

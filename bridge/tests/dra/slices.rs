@@ -43,6 +43,7 @@ struct Server {
 
 #[derive(Default)]
 struct DryRuns {
+    denied: AtomicBool,
     drops_taints: AtomicBool,
     count: AtomicU64,
 }
@@ -81,6 +82,12 @@ impl Server {
 impl DryRuns {
     async fn answer(&self, request: http::Request<Body>) -> kube::Result<http::Response<Body>> {
         self.count.fetch_add(1, Ordering::SeqCst);
+        if self.denied.load(Ordering::SeqCst) {
+            let status = json!({"kind": "Status", "status": "Failure", "code": 400, "reason": "BadRequest",
+                "message": "an admission webhook does not support dry run"});
+            let body = Body::from(serde_json::to_vec(&status).unwrap());
+            return Ok(http::Response::builder().status(400).body(body).unwrap());
+        }
         let body = request.into_body().collect_bytes().await?;
         let mut object: Value = serde_json::from_slice(&body).unwrap();
         object["metadata"]["name"] = json!("dry-run");
@@ -454,6 +461,21 @@ async fn where_the_server_drops_taints_devices_that_nobody_may_take_are_left_out
     publishing
         .until_devices(&[("gpu-1", None), ("gpu-2", None)])
         .await;
+}
+
+#[tokio::test]
+async fn where_no_dry_run_is_allowed_the_write_tells() {
+    let api = api().await;
+    api.drop_taints();
+    api.dry_runs.denied.store(true, Ordering::SeqCst);
+    let tainted = offer(1, Some(TaintReason::Counted));
+    let mut publishing = Publishing::start(api, Some(vec![offer(0, None), tainted]));
+    publishing
+        .until(|state| matches!(state, PublishState::Published { devices: 1, .. }))
+        .await;
+    publishing.until_devices(&[("gpu-0", None)]).await;
+    assert_eq!(publishing.writes(), [1, 1, 0]);
+    assert_eq!(publishing.api.dry_runs.count.load(Ordering::SeqCst), 1);
 }
 
 #[tokio::test]
