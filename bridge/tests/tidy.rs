@@ -343,3 +343,85 @@ fn nothing_names_the_machine_that_it_was_written_on() {
         }
     }
 }
+
+/// The rows of the table below a heading of ARCHITECTURE.md, each as its cells.
+fn rows(heading: &str, columns: usize) -> Vec<Vec<String>> {
+    let text = std::fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap();
+    let (_, below) = text.split_once(heading).unwrap();
+    let table = below
+        .lines()
+        .skip_while(|line| !line.starts_with('|'))
+        .take_while(|line| line.starts_with('|'));
+    let cells = |line: &str| -> Vec<String> {
+        let inner = line.trim_matches('|').split(" | ");
+        inner.map(|cell| cell.trim().to_owned()).collect()
+    };
+    let rows: Vec<Vec<String>> = table.skip(2).map(cells).collect();
+    assert!(!rows.is_empty(), "no table below {heading:?}");
+    for row in &rows {
+        assert_eq!(row.len(), columns, "{row:?}");
+    }
+    rows
+}
+
+/// The words in backticks.
+fn quoted(text: &str) -> Vec<String> {
+    text.split('`')
+        .skip(1)
+        .step_by(2)
+        .map(str::to_owned)
+        .collect()
+}
+
+#[test]
+fn the_table_of_modules_in_the_documentation_is_this_one() {
+    let everything: BTreeSet<String> = MODULES
+        .iter()
+        .map(|(name, _)| (*name).to_owned())
+        .filter(|name| name != "daemon" && name != "metrics")
+        .collect();
+    let documented: BTreeMap<String, BTreeSet<String>> = rows("Modules of `bridge/src`", 3)
+        .into_iter()
+        .map(|row| {
+            let allowed = match row[2].as_str() {
+                "all" => everything.clone(),
+                "none" => BTreeSet::new(),
+                list => quoted(list).into_iter().collect(),
+            };
+            (quoted(&row[0]).remove(0), allowed)
+        })
+        .collect();
+    let checked: BTreeMap<String, BTreeSet<String>> = MODULES
+        .iter()
+        .map(|(name, allowed)| {
+            let allowed = allowed.iter().map(|name| (*name).to_owned());
+            ((*name).to_owned(), allowed.collect())
+        })
+        .collect();
+    assert_eq!(documented, checked);
+}
+
+#[test]
+fn every_test_that_guards_an_invariant_exists() {
+    let code: String = files(&root(), &["rs"])
+        .iter()
+        .map(|file| code(file))
+        .collect();
+    let scenarios = root().join("tests/scenarios");
+    let mut missing = Vec::new();
+    for row in rows("## Invariants", 3) {
+        let guards = quoted(&row[2]);
+        assert!(!guards.is_empty(), "nothing guards {:?}", row[1]);
+        for guard in guards {
+            let exists = if guard.ends_with(".txt") {
+                scenarios.join(&guard).exists()
+            } else {
+                code.contains(&format!("fn {guard}("))
+            };
+            if !exists {
+                missing.push(guard);
+            }
+        }
+    }
+    assert!(missing.is_empty(), "{missing:#?}");
+}
