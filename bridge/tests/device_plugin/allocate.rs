@@ -111,7 +111,7 @@ impl Scene {
 async fn a_pod_gets_cdi_names_and_nothing_else() {
     let dir = tempfile::tempdir().unwrap();
     let kubelet = Kubelet::start(dir.path()).await.unwrap();
-    let arbiter = Arbiter::start(4);
+    let arbiter = Arbiter::start(4).await;
     let folder = dir.path().join("device-plugins");
     let _plugin = Plugin::start(&folder, arbiter.handle.clone(), no_listing());
     kubelet.wait_for_healthy(RESOURCE, 4, DEADLINE).await;
@@ -144,9 +144,14 @@ async fn a_pod_gets_cdi_names_and_nothing_else() {
 async fn an_init_container_leaves_its_gpu_to_the_app_container() {
     let dir = tempfile::tempdir().unwrap();
     let kubelet = Kubelet::start(dir.path()).await.unwrap();
-    let arbiter = Arbiter::start(2);
+    let arbiter = Arbiter::start(2).await;
     let folder = dir.path().join("device-plugins");
-    let _plugin = Plugin::start(&folder, arbiter.handle.clone(), no_listing());
+    // pod-resources shows no pod that is still being admitted.
+    let _plugin = Plugin::start(
+        &folder,
+        arbiter.handle.clone(),
+        listing(Ok(Listing::default())),
+    );
     kubelet.wait_for_healthy(RESOURCE, 2, DEADLINE).await;
     let pod = Pod::new("a", "p", "uid-1")
         .init("i", RESOURCE, 1)

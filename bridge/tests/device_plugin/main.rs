@@ -1,10 +1,12 @@
-//! The counted face against a kubelet: registration, the list, Allocate.
+//! The counted face against a kubelet: registration, the list, Allocate; who uses what, and adoption.
 
 #![allow(
     clippy::unwrap_used,
     reason = "in the helpers of a test a panic is the failure to see, as in the tests themselves"
 )]
 
+mod adoption;
 mod allocate;
 mod registration;
 mod support;
+mod usage;

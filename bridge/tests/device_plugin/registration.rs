@@ -19,7 +19,7 @@ use crate::support::{Arbiter, DEADLINE, Plugin, RESOURCE, no_listing, sockets};
 async fn all_ids_are_healthy_within_a_moment() {
     let dir = tempfile::tempdir().unwrap();
     let kubelet = Kubelet::start(dir.path()).await.unwrap();
-    let arbiter = Arbiter::start(4);
+    let arbiter = Arbiter::start(4).await;
     let folder = dir.path().join("device-plugins");
     let since = Instant::now();
     let mut plugin = Plugin::start(&folder, arbiter.handle.clone(), no_listing());
@@ -34,7 +34,7 @@ async fn all_ids_are_healthy_within_a_moment() {
 #[tokio::test]
 async fn a_kubelet_that_is_not_there_yet_is_waited_for() {
     let dir = tempfile::tempdir().unwrap();
-    let arbiter = Arbiter::start(2);
+    let arbiter = Arbiter::start(2).await;
     let folder = dir.path().join("device-plugins");
     let mut plugin = Plugin::start(&folder, arbiter.handle.clone(), no_listing());
     plugin
@@ -53,7 +53,7 @@ async fn a_kubelet_that_is_not_there_yet_is_waited_for() {
 async fn a_restarted_kubelet_is_registered_with_each_time() {
     let dir = tempfile::tempdir().unwrap();
     let kubelet = Kubelet::start(dir.path()).await.unwrap();
-    let arbiter = Arbiter::start(3);
+    let arbiter = Arbiter::start(3).await;
     let folder = dir.path().join("device-plugins");
     let _plugin = Plugin::start(&folder, arbiter.handle.clone(), no_listing());
     kubelet.wait_for_healthy(RESOURCE, 3, DEADLINE).await;
@@ -71,7 +71,7 @@ async fn a_restarted_kubelet_is_registered_with_each_time() {
 async fn a_kubelet_that_was_away_for_long_is_registered_with() {
     let dir = tempfile::tempdir().unwrap();
     let kubelet = Kubelet::start(dir.path()).await.unwrap();
-    let arbiter = Arbiter::start(3);
+    let arbiter = Arbiter::start(3).await;
     let folder = dir.path().join("device-plugins");
     let mut plugin = Plugin::start(&folder, arbiter.handle.clone(), no_listing());
     kubelet.wait_for_healthy(RESOURCE, 3, DEADLINE).await;
@@ -90,7 +90,7 @@ async fn a_kubelet_that_was_away_for_long_is_registered_with() {
 async fn a_folder_that_is_made_anew_is_found() {
     let dir = tempfile::tempdir().unwrap();
     let kubelet = Kubelet::start(dir.path()).await.unwrap();
-    let arbiter = Arbiter::start(2);
+    let arbiter = Arbiter::start(2).await;
     let folder = dir.path().join("device-plugins");
     let _plugin = Plugin::start(&folder, arbiter.handle.clone(), no_listing());
     kubelet.wait_for_healthy(RESOURCE, 2, DEADLINE).await;
@@ -104,7 +104,7 @@ async fn a_folder_that_is_made_anew_is_found() {
 async fn our_socket_comes_back_when_somebody_removes_it_and_the_kubelet_loses_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let kubelet = Kubelet::start(dir.path()).await.unwrap();
-    let arbiter = Arbiter::start(2);
+    let arbiter = Arbiter::start(2).await;
     let folder = dir.path().join("device-plugins");
     let mut plugin = Plugin::start(&folder, arbiter.handle.clone(), no_listing());
     kubelet.wait_for_healthy(RESOURCE, 2, DEADLINE).await;
@@ -129,7 +129,7 @@ async fn our_socket_comes_back_when_somebody_removes_it_and_the_kubelet_loses_no
 async fn our_socket_is_removed_when_serving_ends() {
     let dir = tempfile::tempdir().unwrap();
     let kubelet = Kubelet::start(dir.path()).await.unwrap();
-    let arbiter = Arbiter::start(2);
+    let arbiter = Arbiter::start(2).await;
     let folder = dir.path().join("device-plugins");
     let mut plugin = Plugin::start(&folder, arbiter.handle.clone(), no_listing());
     kubelet.wait_for_healthy(RESOURCE, 2, DEADLINE).await;
@@ -149,7 +149,7 @@ async fn sockets_of_a_former_process_are_swept_and_others_are_not() {
     drop(std::os::unix::net::UnixListener::bind(&stale).unwrap());
     let other = folder.join("nvidia-gpu.sock");
     drop(std::os::unix::net::UnixListener::bind(&other).unwrap());
-    let arbiter = Arbiter::start(1);
+    let arbiter = Arbiter::start(1).await;
     let mut plugin = Plugin::start(&folder, arbiter.handle.clone(), no_listing());
     plugin
         .wait("Registered", RegistrationState::is_registered)
@@ -164,7 +164,7 @@ async fn a_folder_whose_path_is_too_long_ends_it_with_words() {
     let folder = dir.path().join("x".repeat(100));
     std::fs::create_dir(&folder).unwrap();
     std::fs::File::create(folder.join("kubelet.sock")).unwrap();
-    let arbiter = Arbiter::start(1);
+    let arbiter = Arbiter::start(1).await;
     let mut plugin = Plugin::start(&folder, arbiter.handle.clone(), no_listing());
     let ended = tokio::time::timeout(DEADLINE, &mut plugin.task).await;
     let error = anyhow::Error::from(ended.expect("it ends").unwrap().unwrap_err());
@@ -245,7 +245,7 @@ impl Desk {
 async fn a_stream_that_ends_makes_it_register_anew_from_another_socket() {
     let dir = tempfile::tempdir().unwrap();
     let mut desk = Desk::open(dir.path());
-    let arbiter = Arbiter::start(2);
+    let arbiter = Arbiter::start(2).await;
     let mut plugin = Plugin::start(dir.path(), arbiter.handle.clone(), no_listing());
 
     let first = desk.request().await;
@@ -279,7 +279,7 @@ async fn a_registration_that_is_refused_is_tried_again_from_another_socket() {
     let dir = tempfile::tempdir().unwrap();
     let mut desk = Desk::open(dir.path());
     *desk.answer.lock().unwrap() = Err("device plugin already connected".to_owned());
-    let arbiter = Arbiter::start(2);
+    let arbiter = Arbiter::start(2).await;
     let mut plugin = Plugin::start(dir.path(), arbiter.handle.clone(), no_listing());
     let first = desk.request().await;
     plugin
@@ -298,7 +298,7 @@ async fn a_registration_that_is_refused_is_tried_again_from_another_socket() {
 async fn a_registered_plugin_does_not_register_again() {
     let dir = tempfile::tempdir().unwrap();
     let mut desk = Desk::open(dir.path());
-    let arbiter = Arbiter::start(2);
+    let arbiter = Arbiter::start(2).await;
     let mut plugin = Plugin::start(dir.path(), arbiter.handle.clone(), no_listing());
     let first = desk.request().await;
     let socket = dir.path().join(&first.endpoint);

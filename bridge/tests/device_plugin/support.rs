@@ -1,21 +1,27 @@
-//! What the tests of the counted face stand on: an arbiter without a disk, and one that follows a script.
+//! What the tests of the counted face stand on: the arbiter, one that follows a script, and one that only listens.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
 use bridge_core::{
-    AllocateOutcome, AllocateRequest, Evidence, Gpu, Inventory, Listing, Mode, Moment, Offers,
-    Pool, Processes, Settings, Status, Transition, UnitId, UnitProcesses,
+    AllocateRequest, Gpu, Inventory, Listing, Mode, Offers, Phase, Pods, Pool, Process, Processes,
+    Settings, Status, UnitId, UnitProcesses,
 };
 use futures::FutureExt as _;
-use gpu_bridge::arbiter::{AllocateReply, Call, Error, GrantedDevice, Handle, Observation};
+use gpu_bridge::arbiter::{self, AllocateReply, Call, Error, Handle, Observation};
+use gpu_bridge::cdi::{CdiFiles, Roots};
 use gpu_bridge::device_plugin::{self, ListNow, RegistrationState};
+use gpu_bridge::store::{BootId, Store};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 pub(crate) const RESOURCE: &str = device_plugin::RESOURCE;
+
+/// The name of the node, and so of its pool.
+pub(crate) const NODE: &str = "node-1";
 
 /// Far more than anything here takes, on a machine that is busy.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(20);
@@ -38,10 +44,15 @@ pub(crate) fn gpu(number: u32) -> Gpu {
     }
 }
 
-/// The real decisions, on a pool that is never saved, with GPUs on which no process ever runs.
+/// Processes by unit, as a test sets them.
+pub(crate) type Running = Arc<Mutex<BTreeMap<UnitId, Vec<Process>>>>;
+
+/// The real arbiter, with a ledger in a folder of its own, on GPUs whose processes a test sets.
 pub(crate) struct Arbiter {
     pub(crate) handle: Handle,
+    pub(crate) running: Running,
     task: JoinHandle<()>,
+    _folder: tempfile::TempDir,
 }
 
 impl Drop for Arbiter {
@@ -52,138 +63,151 @@ impl Drop for Arbiter {
 
 impl Arbiter {
     /// A node in mode `legacy` with GPU-0, GPU-1, ...
-    pub(crate) fn start(gpus: u32) -> Self {
+    pub(crate) async fn start(gpus: u32) -> Self {
         let settings = Settings {
             mode: Mode::Legacy,
             ..Settings::default()
         };
-        Self::with(
-            Pool::restored(bridge_core::Ledger::default(), settings),
-            gpus,
-        )
+        let pool = Pool::restored(bridge_core::Ledger::default(), settings);
+        Self::with(pool, gpus).await
     }
 
-    pub(crate) fn with(pool: Pool, gpus: u32) -> Self {
-        let (calls, mut queue) = mpsc::channel(32);
-        let started = Instant::now();
-        let offers = watch::Sender::new(Arc::new(Offers::default()));
-        let status = watch::Sender::new(Arc::new(pool.status(SystemTime::now())));
-        let handle = Handle::new(calls, offers.subscribe(), status.subscribe(), started);
-        let board = Board {
-            pool: Mutex::new(pool),
-            offers,
-            status,
-            started,
-            gpus,
+    /// A node whose ledger is lost, in mode `both`.
+    pub(crate) async fn waiting(gpus: u32) -> Self {
+        Self::with(Pool::waiting(Settings::default()), gpus).await
+    }
+
+    async fn with(pool: Pool, gpus: u32) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let state = folder.path().join("state");
+        let (store, _) = Store::open(&state, BootId::unknown()).unwrap();
+        let cdi = folder.path().join("cdi");
+        std::fs::create_dir(&cdi).unwrap();
+        let roots = Roots {
+            dev_root: folder.path().join("root"),
         };
+        let running = Running::default();
+        let probed = Arc::clone(&running);
+        let (arbiter, handle) = arbiter::Arbiter::new(
+            pool,
+            Arc::new(store),
+            Arc::new(CdiFiles::new(cdi, roots)),
+            Arc::new(move || {
+                let processes = processes(gpus, &probed.lock().unwrap());
+                Box::pin(async move { processes })
+            }),
+            Instant::now(),
+        );
+        let task = tokio::spawn(arbiter.run());
         let inventory = Inventory::Seen((0..gpus).map(gpu).collect());
-        board.change(|transition| transition.observe_inventory(inventory));
-        let task = tokio::spawn(async move {
-            while let Some(call) = queue.recv().await {
-                board.answer(call);
-            }
-        });
-        Self { handle, task }
+        handle
+            .observe(Observation::Inventory(inventory))
+            .await
+            .unwrap();
+        Self {
+            handle,
+            running,
+            task,
+            _folder: folder,
+        }
     }
 
     pub(crate) fn status(&self) -> Arc<Status> {
         Arc::clone(&self.handle.status().borrow())
     }
 
+    /// The phases of all holds, in the order of the units.
+    pub(crate) fn phases(&self) -> Vec<(String, Phase)> {
+        let status = self.status();
+        let holds = status.units.iter().flat_map(|unit| {
+            let holds = unit.holds.iter();
+            holds.map(|hold| (unit.unit.to_string(), hold.phase()))
+        });
+        holds.collect()
+    }
+
     /// How many units are held.
     pub(crate) fn held(&self) -> usize {
-        let status = self.status();
-        status
-            .units
-            .iter()
-            .filter(|it| !it.holds.is_empty())
-            .count()
+        self.phases().len()
     }
 }
 
-struct Board {
-    pool: Mutex<Pool>,
-    offers: watch::Sender<Arc<Offers>>,
-    status: watch::Sender<Arc<Status>>,
-    started: Instant,
-    gpus: u32,
+fn processes(gpus: u32, running: &BTreeMap<UnitId, Vec<Process>>) -> Processes {
+    let of = |number| {
+        let unit = gpu(number).uuid;
+        let processes = running.get(&unit).cloned().unwrap_or_default();
+        (unit, UnitProcesses::Known(processes))
+    };
+    Processes {
+        units: (0..gpus).map(of).collect(),
+    }
 }
 
-impl Board {
-    fn change<T>(&self, decide: impl FnOnce(&mut Transition) -> T) -> T {
-        let mut pool = self.pool.lock().unwrap();
-        let now = Moment {
-            wall: SystemTime::now(),
-            uptime: self.started.elapsed(),
-        };
-        let mut transition = pool.begin(now, self.processes());
-        let outcome = decide(&mut transition);
-        let _ = transition.ledger_to_save();
-        pool.commit(transition);
-        let offers = Arc::new(pool.offers());
-        self.offers.send_if_modified(|shown| {
-            let news = *shown != offers;
-            *shown = offers;
-            news
+/// An arbiter that takes every observation, and decides nothing.
+pub(crate) struct Log {
+    pub(crate) handle: Handle,
+    seen: Arc<Mutex<Vec<Observation>>>,
+    task: JoinHandle<()>,
+    _offers: watch::Sender<Arc<Offers>>,
+    _status: watch::Sender<Arc<Status>>,
+}
+
+impl Drop for Log {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Log {
+    pub(crate) fn start() -> Self {
+        let (calls, mut queue) = mpsc::channel(32);
+        let offers = watch::Sender::new(Arc::new(Offers::default()));
+        let pool = Pool::restored(bridge_core::Ledger::default(), Settings::default());
+        let status = watch::Sender::new(Arc::new(pool.status(SystemTime::now())));
+        let handle = Handle::new(
+            calls,
+            offers.subscribe(),
+            status.subscribe(),
+            Instant::now(),
+        );
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let log = Arc::clone(&seen);
+        let task = tokio::spawn(async move {
+            while let Some(call) = queue.recv().await {
+                if let Call::Observe { observation, reply } = call {
+                    log.lock().unwrap().push(observation);
+                    drop(reply.send(Ok(())));
+                }
+            }
         });
-        self.status.send_replace(Arc::new(pool.status(now.wall)));
-        outcome
-    }
-
-    fn processes(&self) -> Processes {
-        let clean = |number| (gpu(number).uuid, UnitProcesses::Known(Vec::new()));
-        Processes {
-            units: (0..self.gpus).map(clean).collect(),
+        Self {
+            handle,
+            seen,
+            task,
+            _offers: offers,
+            _status: status,
         }
     }
 
-    fn answer(&self, call: Call) {
-        match call {
-            Call::Allocate {
-                request,
-                listing,
-                reply,
-            } => {
-                let evidence = Evidence { listing };
-                let outcome = self.change(|transition| transition.allocate(&request, &evidence));
-                drop(reply.send(Ok(to_reply(outcome))));
+    /// The last pods that were told; `None` before the first.
+    pub(crate) fn pods(&self) -> Option<Option<Pods>> {
+        let seen = self.seen.lock().unwrap();
+        seen.iter().rev().find_map(|observation| {
+            if let Observation::Pods(pods) = observation {
+                Some(pods.clone())
+            } else {
+                None
             }
-            Call::Observe { observation, reply } => {
-                self.change(|transition| observe(transition, observation));
-                drop(reply.send(Ok(())));
-            }
-            Call::Prepare { reply, .. } => drop(reply.send(Err(Error::Stopping))),
-            Call::Unprepare { reply, .. } => drop(reply.send(Ok(()))),
-        }
+        })
     }
-}
 
-fn observe(transition: &mut Transition, observation: Observation) {
-    match observation {
-        Observation::Listing(listing) => transition.observe_listing(listing),
-        Observation::Pods(pods) => transition.observe_pods(pods),
-        Observation::Claims(claims) => transition.observe_claims(claims),
-        Observation::Inventory(inventory) => transition.observe_inventory(inventory),
-        Observation::KubeletIds(ids) => transition.observe_kubelet_ids(ids),
-        Observation::Adoption(adoption) => transition.adopt(*adoption),
-        Observation::Processes => transition.observe_processes(),
-    }
-}
-
-fn to_reply(outcome: AllocateOutcome) -> AllocateReply {
-    match outcome {
-        AllocateOutcome::Granted(grants) => AllocateReply::Granted(
-            grants
-                .into_iter()
-                .map(|grant| GrantedDevice {
-                    cdi_device: format!("gpu-bridge.dev/gpu={}", grant.unit),
-                    grant,
-                })
-                .collect(),
-        ),
-        AllocateOutcome::NeedsListing => AllocateReply::NeedsListing,
-        AllocateOutcome::Wait => AllocateReply::Wait,
-        AllocateOutcome::Refused(refusal) => AllocateReply::Refused(refusal),
+    /// How many listings were told.
+    pub(crate) fn listings(&self) -> usize {
+        let seen = self.seen.lock().unwrap();
+        let listings = seen
+            .iter()
+            .filter(|observation| matches!(observation, Observation::Listing(_)));
+        listings.count()
     }
 }
 
