@@ -262,3 +262,96 @@ fn damaged(path: &Path, what: String) -> Error {
         what,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    /// Written with the kubelet's own types.
+    const CLAIMS_OF_GO: &str = include_str!("../../../tests/testkit/golden/dra_manager_state.json");
+    const NO_CLAIMS_OF_GO: &str =
+        include_str!("../../../tests/testkit/golden/dra_manager_state-empty.json");
+    /// In the form that Go writes; the second entry is of another resource.
+    const DEVICES_OF_GO: &str = r#"{"Data":{"PodDeviceEntries":[{"PodUID":"uid-1","ContainerName":"main","ResourceName":"nvidia.com/gpu","DeviceIDs":{"-1":["GPU-a","GPU-b"],"0":["GPU-c"],"1":["GPU-c"]},"AllocResp":""},{"PodUID":"uid-2","ContainerName":"m","ResourceName":"r","DeviceIDs":{},"AllocResp":""}],"RegisteredDevices":{"a.b/c":[],"nvidia.com/gpu":["GPU-b","GPU-a"]}},"Checksum":1091373870}"#;
+
+    async fn claims(text: &str) -> Result<Option<BTreeSet<ClaimUid>>, Error> {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join(CLAIMS_FILE), text).unwrap();
+        read_claims(folder.path()).await
+    }
+
+    async fn devices(text: &str) -> Result<Devices, Error> {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join(DEVICES_FILE), text).unwrap();
+        read_devices(folder.path()).await
+    }
+
+    #[tokio::test]
+    async fn the_claims_of_our_driver_are_read_from_what_go_wrote() {
+        let found = claims(CLAIMS_OF_GO).await.unwrap().unwrap();
+        let found: Vec<&str> = found.iter().map(ClaimUid::as_str).collect();
+        assert_eq!(found, ["uid-1", "uid-2"]);
+        assert!(claims(NO_CLAIMS_OF_GO).await.unwrap().unwrap().is_empty());
+        let foreign = CLAIMS_OF_GO.replace("gpu-0", "gpu-7");
+        let error = claims(&foreign).await.unwrap_err().to_string();
+        assert!(error.contains("its checksum is"), "{error}");
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(read_claims(folder.path()).await.unwrap(), None);
+    }
+
+    #[tokio::test]
+    async fn the_ids_of_our_resource_are_read_once_each() {
+        let read = devices(DEVICES_OF_GO).await.unwrap();
+        assert_eq!(read.entries().len(), 1);
+        let ids: Vec<String> = read.ids().iter().map(ToString::to_string).collect();
+        assert_eq!(ids, ["GPU-a", "GPU-b", "GPU-c"]);
+        let empty = r#"{"Data":{"PodDeviceEntries":null,"RegisteredDevices":{}},"Checksum":1}"#;
+        assert_eq!(devices(empty).await.unwrap(), Devices::Entries(Vec::new()));
+        let folder = tempfile::tempdir().unwrap();
+        let missing = read_devices(folder.path()).await.unwrap();
+        assert_eq!(missing, Devices::Missing);
+    }
+
+    #[tokio::test]
+    async fn an_answer_that_explains_fewer_units_than_ids_counts_as_unknown() {
+        let answer = |names: &str| ContainerAllocateResponse {
+            envs: [("NVIDIA_VISIBLE_DEVICES".to_owned(), names.to_owned())]
+                .into_iter()
+                .collect(),
+            ..ContainerAllocateResponse::default()
+        };
+        for (names, explained) in [
+            ("GPU-a", false),
+            ("GPU-a,GPU-x", false),
+            ("GPU-a,GPU-b,GPU-x", true),
+            ("GPU-a,GPU-b,GPU-c,GPU-x", false),
+        ] {
+            let encoded = STANDARD.encode(answer(names).encode_to_vec());
+            let text = DEVICES_OF_GO.replacen(
+                r#""AllocResp":"""#,
+                &format!(r#""AllocResp":"{encoded}""#),
+                1,
+            );
+            let read = devices(&text).await.unwrap();
+            let given = read.entries()[0].for_pool(&[]).response;
+            let is_explained = matches!(given, CheckpointedResponse::Units(_));
+            assert_eq!(is_explained, explained, "{names}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_damaged_answer_is_named() {
+        for damaged in ["Kv8ACQ==", "?"] {
+            let text = DEVICES_OF_GO.replacen(
+                r#""AllocResp":"""#,
+                &format!(r#""AllocResp":"{damaged}""#),
+                1,
+            );
+            let error = devices(&text).await.unwrap_err().to_string();
+            assert!(error.contains(r#"AllocResp of pod "uid-1""#), "{error}");
+            assert!(error.contains(DEVICES_FILE), "{error}");
+        }
+    }
+}
