@@ -1,6 +1,7 @@
 //! The `gpu-bridge` program: logging, and an exit code for what the command line asked for.
 
 use std::env::VarError;
+use std::io::IsTerminal as _;
 use std::process::ExitCode;
 
 use clap::Parser as _;
@@ -45,6 +46,7 @@ fn start_logging(format: LogFormat) -> Result<(), Mistake> {
     };
     let lines = tracing_subscriber::fmt()
         .with_env_filter(filter)
+        .with_ansi(std::io::stderr().is_terminal())
         .with_writer(std::io::stderr);
     match format {
         LogFormat::Text => lines.init(),

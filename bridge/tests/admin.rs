@@ -185,6 +185,7 @@ impl Served {
             node: "node-1".to_owned(),
             handle: Handle::new(sender, offers_seen, status_seen, Instant::now()),
             conditions: conditions.clone(),
+            waiting_for: watch::channel(String::new()).1,
         };
         let listeners = Listeners {
             http: admin::http_listener(([127, 0, 0, 1], 0).into())

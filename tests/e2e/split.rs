@@ -40,4 +40,9 @@ async fn five_counted_and_three_claim_pods_run_on_eight_gpus_and_the_next_wait_f
     world.delete("claim-0").await;
     world.wait_running("claim-next").await;
     assert!(world.record().doubles().is_empty());
+    let forbidden = world.forbidden();
+    assert!(
+        forbidden.is_empty(),
+        "the rights in manifests/base/rbac.yaml are all that the daemon needs: {forbidden:?}"
+    );
 }

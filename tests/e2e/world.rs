@@ -303,6 +303,21 @@ impl World {
         fs::read_to_string(self.dir.path().join("daemon.log")).unwrap_or_default()
     }
 
+    /// What the API server refused to the daemon's own user: a right that the manifests should give.
+    pub fn forbidden(&self) -> Vec<String> {
+        let audit = fs::read_to_string(self.state().join("audit.log")).unwrap_or_default();
+        let complete = audit.rfind('\n').map_or("", |end| &audit[..end]);
+        complete
+            .lines()
+            .map(|line| serde_json::from_str(line).expect("the audit log has JSON lines"))
+            .filter(|event: &serde_json::Value| {
+                event["user"]["username"] == "system:serviceaccount:gpu-bridge:gpu-bridge"
+                    && event["responseStatus"]["code"] == 403
+            })
+            .map(|event| format!("{} {}", event["verb"], event["requestURI"]))
+            .collect()
+    }
+
     /// Sends a command to the cluster's runner and waits until it is done.
     pub fn control(&self, command: &str) {
         let output = Command::new(repository().join("tests/cluster/bin/cluster"))

@@ -15,7 +15,7 @@ use axum::{Json, Router};
 use bridge_core::Standing;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, UnixStream};
-use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{Sleep, sleep, timeout};
 use tokio_stream::StreamExt as _;
 use tokio_util::sync::CancellationToken;
@@ -52,6 +52,8 @@ pub struct Sources {
     pub handle: Handle,
     /// What the adapters report.
     pub conditions: Conditions,
+    /// What adoption still waits for, in words.
+    pub waiting_for: watch::Receiver<String>,
 }
 
 /// Where the server listens.
@@ -122,6 +124,7 @@ async fn status(State(server): State<Arc<Server>>) -> Json<StatusPage> {
         node,
         handle,
         conditions,
+        ..
     } = &server.sources;
     let status = handle.status().borrow().clone();
     let offers = handle.offers().borrow().clone();
@@ -158,24 +161,38 @@ impl Server {
 /// Turns the pool's standing into a condition; ends with the arbiter.
 async fn report_ledger(sources: &Sources) {
     let mut status = sources.handle.status();
+    let mut waiting_for = sources.waiting_for.clone();
+    let mut may_change = true;
     loop {
-        let (ok, message) = match status.borrow_and_update().standing {
-            Standing::Serving => (true, "the ledger is in force"),
-            Standing::WaitingForAdoption => (
-                false,
-                "the ledger is missing; waiting for pod-resources, the kubelet's checkpoints and this node's claims",
-            ),
-            Standing::LedgerUnreadable => (
-                false,
-                "the ledger cannot be read; see migration-guide/reasons/LedgerUnreadable.md",
-            ),
-        };
+        let standing = status.borrow_and_update().standing;
+        let missing = waiting_for.borrow_and_update().clone();
+        let (ok, message) = ledger_condition(standing, &missing);
         sources
             .conditions
             .set(ConditionName::LedgerServing, ok, message);
-        if status.changed().await.is_err() {
-            return;
+        tokio::select! {
+            changed = status.changed() => if changed.is_err() {
+                return;
+            },
+            changed = waiting_for.changed(), if may_change => may_change = changed.is_ok(),
         }
+    }
+}
+
+fn ledger_condition(standing: Standing, missing: &str) -> (bool, String) {
+    match standing {
+        Standing::Serving => (true, "the ledger is in force".to_owned()),
+        Standing::WaitingForAdoption => (
+            false,
+            format!(
+                "WaitingForAdoption: the ledger is missing; still to be found out what runs here: {missing}"
+            ),
+        ),
+        Standing::LedgerUnreadable => (
+            false,
+            "LedgerUnreadable: the ledger cannot be read; see migration-guide/reasons/LedgerUnreadable.md"
+                .to_owned(),
+        ),
     }
 }
 

@@ -1,7 +1,7 @@
 //! What transitions did, as log lines an admin finds in a post-mortem.
 
 use bridge_core::{Former, Report};
-use tracing::{debug, info, warn};
+use tracing::{info, warn};
 
 /// An error with everything behind it, in one line.
 pub(super) fn chain(error: &dyn std::error::Error) -> String {
@@ -69,5 +69,4 @@ fn tell_one(report: &Report) {
             foreign,
         } => info!(counted, claims, foreign, "took over what runs on the node"),
     }
-    debug!(?report, "report");
 }

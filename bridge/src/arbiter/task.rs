@@ -44,8 +44,8 @@ pub struct Arbiter {
     started: Instant,
     /// The last save may or may not be on disk: nothing is granted until another has succeeded.
     disk_in_doubt: bool,
-    /// The units and minors in the CDI file of the counted side.
-    counted_spec: Vec<(UnitId, u32)>,
+    /// The units and minors that the CDI files were made of.
+    written_minors: Vec<(UnitId, u32)>,
 }
 
 impl fmt::Debug for Arbiter {
@@ -77,6 +77,7 @@ impl Arbiter {
         probe: ProcessProbe,
         started: Instant,
     ) -> (Self, Handle) {
+        let pool = without_early_unprepared(pool, &store);
         let (sender, calls) = mpsc::channel(QUEUE_LIMIT);
         let (offers, offers_seen) = watch::channel(Arc::new(pool.offers()));
         let (status, status_seen) = watch::channel(Arc::new(pool.status(SystemTime::now())));
@@ -90,7 +91,7 @@ impl Arbiter {
             status,
             started,
             disk_in_doubt: false,
-            counted_spec: Vec::new(),
+            written_minors: Vec::new(),
         };
         let handle = Handle::new(sender, offers_seen, status_seen, started);
         (arbiter, handle)
@@ -98,7 +99,6 @@ impl Arbiter {
 
     /// Serves until every [`Handle`] is gone.
     pub async fn run(mut self) {
-        self.restore_cdi().await;
         let mut batch = Vec::with_capacity(QUEUE_LIMIT);
         while self.calls.recv_many(&mut batch, QUEUE_LIMIT).await > 0 {
             self.serve(std::mem::take(&mut batch)).await;
@@ -135,10 +135,12 @@ impl Arbiter {
         let stood = self.pool.standing();
         let reports = self.pool.commit(transition);
         reports::tell(&reports);
-        if stood != Standing::Serving && self.pool.standing() == Standing::Serving {
-            self.restore_claims().await;
+        let adopted = stood != Standing::Serving && self.pool.standing() == Standing::Serving;
+        if adopted || self.minors() != self.written_minors {
+            self.restore_cdi().await;
+        } else if answers.iter().any(Answer::is_granted) {
+            self.write_counted().await;
         }
-        self.write_counted().await;
         for gone in before
             .iter()
             .filter(|uid| !self.pool.ledger().prepared.contains_key(*uid))
@@ -218,6 +220,11 @@ impl Arbiter {
         let cdi = Arc::clone(&self.cdi);
         let wanted = preparation.clone();
         tokio::task::spawn_blocking(move || {
+            for device in &wanted.devices {
+                if let Some(minor) = minor_of(&minors, &device.unit) {
+                    cdi.check_nodes(&device.unit, minor)?;
+                }
+            }
             cdi.write_claim(&wanted, |unit| minor_of(&minors, unit))
         })
         .await
@@ -248,11 +255,18 @@ impl Arbiter {
             .map_err(|failure| Error::NotSaved(reports::chain(&failure)))
     }
 
-    /// CDI files are a function of the ledger: whatever is missing or left over is put right.
+    /// CDI files are a function of ledger and inventory: whatever is missing or left over is put right. Without an
+    /// inventory nothing is known about device nodes, and the files stay as they are.
     async fn restore_cdi(&mut self) {
-        self.write_counted().await;
+        let minors = self.minors();
+        if minors.is_empty() {
+            return;
+        }
         if self.pool.standing() == Standing::Serving {
             self.restore_claims().await;
+        }
+        if self.write_counted().await {
+            self.written_minors = minors;
         }
     }
 
@@ -270,21 +284,14 @@ impl Arbiter {
         .await;
     }
 
-    async fn write_counted(&mut self) {
+    /// Writes the file of the counted side, unless it is as it should be.
+    async fn write_counted(&self) -> bool {
         let minors = self.minors();
-        if minors == self.counted_spec {
-            return;
-        }
-        let wanted = minors.clone();
-        let written = self
-            .with_cdi(
-                "the CDI file of the counted side could not be written",
-                move |cdi| cdi.write_counted(&wanted),
-            )
-            .await;
-        if written {
-            self.counted_spec = minors;
-        }
+        self.with_cdi(
+            "the CDI file of the counted side could not be written",
+            move |cdi| cdi.write_counted(&minors),
+        )
+        .await
     }
 
     fn minors(&self) -> Vec<(UnitId, u32)> {
@@ -334,6 +341,19 @@ impl Arbiter {
             changed
         });
     }
+}
+
+/// Applies the Unprepare calls that came while an earlier start had no ledger to write them to. The next save puts
+/// that on disk; until then the list of these claims stays there too.
+fn without_early_unprepared(mut pool: Pool, store: &Store) -> Pool {
+    if pool.standing() == Standing::Serving {
+        let mut transition = pool.begin(Moment::default(), Processes::default());
+        for claim in store.unprepared() {
+            transition.unprepare(&claim);
+        }
+        reports::tell(&pool.commit(transition));
+    }
+    pool
 }
 
 fn decide(transition: &mut Transition, call: Call) -> Answer {
@@ -389,6 +409,10 @@ fn minor_of(minors: &[(UnitId, u32)], unit: &UnitId) -> Option<u32> {
 }
 
 impl Answer {
+    fn is_granted(&self) -> bool {
+        matches!(self, Self::Allocate(_, AllocateOutcome::Granted(_)))
+    }
+
     fn fail(self, failure: &Error) {
         match self {
             Self::Allocate(reply, _) => drop(reply.send(Err(failure.clone()))),
