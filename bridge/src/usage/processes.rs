@@ -10,6 +10,8 @@ use bridge_core::PodUid;
 
 /// In the path of every pod's cgroup, whatever the driver and the root (`--cgroup-root`, kind's `kubelet.slice`).
 const PODS_CGROUP: &str = "kubepods";
+/// Where a path begins that leads out of the daemon's own cgroup namespace.
+const ABOVE_NAMESPACE: &str = "/../";
 /// Before the UID in the name of a pod's cgroup.
 const POD_PREFIX: &str = "pod";
 /// Before the pod's own part in the name of a systemd slice, which repeats the names of its parents.
@@ -37,6 +39,13 @@ pub fn process_name(proc_root: &Path, pid: u32) -> Option<String> {
 /// A line is `<hierarchy>:<controllers>:<path>`; controllers are empty with v2.
 fn pod_of_line(line: &str) -> Option<PodUid> {
     let path = line.splitn(3, ':').nth(2)?;
+    if path.starts_with(ABOVE_NAMESPACE) {
+        // What is above the namespace is not shown, so the cgroup of all pods may be missing from the path.
+        return path
+            .split('/')
+            .filter_map(pod_of_name)
+            .find(looks_like_a_uid);
+    }
     let mut below_pods = false;
     // The first match is the outermost: a pod that runs a kubelet of its own is one holder to us.
     path.split('/').find_map(|name| {
@@ -52,6 +61,18 @@ fn pod_of_name(name: &str) -> Option<PodUid> {
         None => name.strip_prefix(POD_PREFIX)?.to_owned(),
     };
     PodUid::new(uid).ok()
+}
+
+/// The API server makes UUIDs, and the kubelet 32 hexadecimal digits for a pod from a file.
+fn looks_like_a_uid(uid: &PodUid) -> bool {
+    const UUID: [usize; 5] = [8, 4, 4, 4, 12];
+    const HASH: [usize; 1] = [32];
+    let lengths: Vec<usize> = uid.as_str().split('-').map(str::len).collect();
+    let digits = uid
+        .as_str()
+        .chars()
+        .all(|c| c == '-' || c.is_ascii_hexdigit());
+    digits && (lengths == UUID || lengths == HASH)
 }
 
 #[cfg(test)]
@@ -87,6 +108,21 @@ mod tests {
             ),
         ] {
             assert_eq!(pod_of(&text).as_deref(), Some(UID), "{text}");
+        }
+    }
+
+    #[test]
+    fn the_pod_is_found_from_within_a_cgroup_namespace() {
+        let systemd = UID.replace('-', "_");
+        for text in [
+            format!("0::/../../pod{UID}/0a1b\n"),
+            format!("0::/../../../besteffort/pod{UID}/0a1b\n"),
+            format!("0::/../../kubepods-burstable-pod{systemd}.slice/cri-containerd-0a1b.scope\n"),
+        ] {
+            assert_eq!(pod_of(&text).as_deref(), Some(UID), "{text}");
+        }
+        for text in ["0::/../../podman/x\n", "0::/../system.slice/x.service\n"] {
+            assert_eq!(pod_of(text), None, "{text}");
         }
     }
 
