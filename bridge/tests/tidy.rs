@@ -100,6 +100,27 @@ fn code(file: &Path) -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
+/// The files of a crate that are in the product: tests may name what they like.
+fn product(folder: &str) -> Vec<PathBuf> {
+    let folder = root().join(folder);
+    let is_test = |file: &PathBuf| {
+        let inside = file.strip_prefix(&folder).unwrap().to_str().unwrap();
+        inside.contains("tests/") || inside.ends_with("tests.rs")
+    };
+    let mut files = files(&folder, &["rs"]);
+    files.retain(|file| !is_test(file));
+    files
+}
+
+/// The code of a file without its tests, which stand last.
+fn product_code(file: &Path) -> String {
+    let code = code(file);
+    match code.split_once("#[cfg(test)]\nmod tests {") {
+        Some((product, _)) => product.to_owned(),
+        None => code,
+    }
+}
+
 /// The first names of the paths behind a prefix: `a` and `b` for `crate::a::x` and `crate::{b::y, …}`.
 fn names_behind(code: &str, prefix: &str) -> BTreeSet<String> {
     let mut names = BTreeSet::new();
@@ -164,7 +185,7 @@ fn module_of(file: &Path) -> String {
 fn modules_import_only_what_the_table_allows() {
     let table: BTreeMap<&str, &[&str]> = MODULES.into_iter().collect();
     let mut breaches = Vec::new();
-    for file in files(&root().join("bridge/src"), &["rs"]) {
+    for file in product("bridge/src") {
         let module = module_of(&file);
         if module == "main" || module == "lib" {
             continue;
@@ -172,7 +193,7 @@ fn modules_import_only_what_the_table_allows() {
         let allowed = table
             .get(module.as_str())
             .unwrap_or_else(|| panic!("module {module} has no row in the table"));
-        let code = code(&file);
+        let code = product_code(&file);
         // `super::` leads out of a module from its `mod.rs`; from a file beside that it names a neighbour.
         let neighbour = |name: &String| {
             file.with_file_name(format!("{name}.rs")).exists()
@@ -207,16 +228,16 @@ fn the_table_has_a_row_for_every_module_and_no_other() {
 #[test]
 fn kubernetes_and_protobuf_types_stop_where_they_are_translated() {
     let mut breaches = Vec::new();
-    for file in files(&root().join("bridge/src"), &["rs"]) {
+    for file in product("bridge/src") {
         let inside = file.strip_prefix(root().join("bridge/src")).unwrap();
         let text = inside.to_str().unwrap();
         let kubernetes = ["dra/claims", "dra/follow", "dra/slices", "usage/pods"]
             .iter()
             .any(|allowed| text.starts_with(allowed));
-        if !kubernetes && code(&file).contains("k8s_openapi::") {
+        if !kubernetes && product_code(&file).contains("k8s_openapi::") {
             breaches.push(format!("{text} names Kubernetes types"));
         }
-        if !text.starts_with("config") && code(&file).contains("serde_yaml::") {
+        if !text.starts_with("config") && product_code(&file).contains("serde_yaml::") {
             breaches.push(format!("{text} names serde_yaml"));
         }
     }
@@ -225,10 +246,10 @@ fn kubernetes_and_protobuf_types_stop_where_they_are_translated() {
 
 #[test]
 fn only_the_arbiter_changes_the_pool() {
-    for file in files(&root().join("bridge/src"), &["rs"]) {
+    for file in product("bridge/src") {
         let changes = ["&mut Pool", "let mut pool", ".commit("]
             .iter()
-            .any(|word| code(&file).contains(word));
+            .any(|word| product_code(&file).contains(word));
         assert!(
             !changes || module_of(&file) == "arbiter",
             "{} changes the pool",
@@ -239,13 +260,8 @@ fn only_the_arbiter_changes_the_pool() {
 
 #[test]
 fn the_core_waits_for_nothing_and_knows_nobody() {
-    let core = root().join("bridge/core/src");
-    let tests = core.join("tests");
-    for file in files(&core, &["rs"]) {
-        if file.starts_with(&tests) {
-            continue;
-        }
-        let code = code(&file);
+    for file in product("bridge/core/src") {
+        let code = product_code(&file);
         for word in [".await", "async ", "std::fs", "std::net", "::now()"] {
             assert!(!code.contains(word), "{} has {word:?}", file.display());
         }
