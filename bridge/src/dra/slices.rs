@@ -682,3 +682,53 @@ async fn ask<T>(answer: impl Future<Output = kube::Result<T>>) -> Result<T, Refu
         Ok(Err(error)) => Err(Refusal::NoAnswer(chain(&error))),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn slice(version: &str, devices: usize) -> ResourceSlice {
+        let device = |number: usize| Device {
+            name: format!("gpu-{number}"),
+            ..Device::default()
+        };
+        ResourceSlice {
+            metadata: ObjectMeta {
+                name: Some("slice".to_owned()),
+                resource_version: Some(version.to_owned()),
+                ..ObjectMeta::default()
+            },
+            spec: ResourceSliceSpec {
+                devices: Some((0..devices).map(device).collect()),
+                ..ResourceSliceSpec::default()
+            },
+        }
+    }
+
+    fn known(publisher: &Publisher) -> Vec<usize> {
+        let slices = publisher.known.as_ref().unwrap().values();
+        slices
+            .map(|slice| slice.spec.devices.as_ref().unwrap().len())
+            .collect()
+    }
+
+    #[tokio::test]
+    async fn an_event_that_comes_after_the_answer_to_a_later_write_is_passed_over() {
+        let config = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
+        let client = Client::try_from(config).unwrap();
+        let (state, _) = watch::channel(PublishState::Waiting);
+        let mut publisher = Publisher::new(client, "node-a".to_owned(), state);
+        publisher.take(Event::Listed(vec![slice("9", 1)]));
+        publisher.note(slice("11", 3));
+        publisher.take(Event::Applied(slice("10", 2)));
+        assert_eq!(known(&publisher), [3]);
+        publisher.take(Event::Deleted(slice("10", 2)));
+        assert_eq!(
+            known(&publisher),
+            [3],
+            "an earlier slice of the name was deleted"
+        );
+        publisher.take(Event::Deleted(slice("12", 3)));
+        assert_eq!(known(&publisher), [0_usize; 0]);
+    }
+}
