@@ -298,6 +298,35 @@ async fn taints_are_kept_or_dropped() {
 }
 
 #[tokio::test]
+async fn a_dry_run_answers_as_a_write_does_and_stores_nothing() {
+    let server = ApiServer::start().await.unwrap();
+    let slices: Api<ResourceSlice> = Api::all(client(&server).await);
+    let dry = PostParams {
+        dry_run: true,
+        field_manager: None,
+    };
+    server.drop_taints();
+    let taints = json!([{"key": "k", "effect": "NoSchedule"}]);
+    let made = slices.create(&dry, &slice(&taints)).await.unwrap();
+    assert_eq!(made.spec.devices.unwrap()[0].taints, None);
+    assert_eq!(server.list("resourceslices"), Vec::<Value>::new());
+    assert_eq!(server.count("create", "resourceslices"), 0);
+    assert_eq!(server.count("dry-run create", "resourceslices"), 1);
+
+    let made = slices.create(&PostParams::default(), &slice(&taints)).await;
+    let name = made.unwrap().metadata.name.unwrap();
+    let delete = DeleteParams {
+        dry_run: true,
+        ..DeleteParams::default()
+    };
+    slices.delete(&name, &delete).await.unwrap();
+    assert_eq!(server.list("resourceslices").len(), 1);
+    server.forbid("create", "resourceslices");
+    let refused = slices.create(&dry, &slice(&taints)).await.unwrap_err();
+    assert_eq!(code(refused), 403);
+}
+
+#[tokio::test]
 async fn what_is_forbidden_gets_403_until_it_is_allowed() {
     let server = ApiServer::start().await.unwrap();
     server.put("nodes", json!({"metadata": {"name": "node-1"}}));

@@ -234,7 +234,7 @@ impl ApiServer {
     }
 
     /// How many requests of a verb and resource came, refused ones included; see [`ApiServer::forbid`] for
-    /// the words.
+    /// the words. Dry runs are counted apart, as `dry-run create` and so on.
     #[must_use]
     pub fn count(&self, verb: &str, resource: &str) -> u64 {
         let key = (verb.to_owned(), resource.to_owned());

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use axum::http::{Method, Uri};
+use serde_json::Value;
 
 use super::store::{self, Failure, Resource, Scope, failure};
 
@@ -67,6 +68,20 @@ impl Target {
 
     pub(crate) fn is_watch(&self) -> bool {
         self.flag("watch")
+    }
+
+    /// With what a DELETE has in its body, where others have it in the query.
+    pub(crate) fn with_delete_options(mut self, body: &[u8]) -> Self {
+        let options: Value = serde_json::from_slice(body).unwrap_or_default();
+        if let Some(how) = options["dryRun"][0].as_str() {
+            self.query.insert("dryRun".to_owned(), how.to_owned());
+        }
+        self
+    }
+
+    /// Whether nothing may be stored, whatever the answer is.
+    pub(crate) fn is_dry_run(&self) -> bool {
+        self.query.contains_key("dryRun")
     }
 
     pub(crate) fn flag(&self, name: &str) -> bool {

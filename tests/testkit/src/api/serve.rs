@@ -18,7 +18,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::request::Target;
-use super::store::{self, Failure, Part, Resource, Selector, failure};
+use super::store::{self, Failure, Part, Resource, Selector, Store, failure};
 use super::{Shared, Taints};
 use crate::lock;
 
@@ -86,16 +86,29 @@ async fn answer(State(shared): State<Arc<Shared>>, request: Request) -> Response
     }
     let outcome = Target::parse(&parts.uri).and_then(|target| {
         let verb = target.verb(&parts.method);
-        admit(&shared, verb, &target.rbac_resource())?;
+        let target = if verb.starts_with("delete") {
+            target.with_delete_options(&body)
+        } else {
+            target
+        };
+        admit(&shared, verb, &target)?;
         dispatch(&shared, &parts.method, &parts.headers, target, &body)
     });
     outcome.unwrap_or_else(|failure| refuse(&failure))
 }
 
 /// Counts the request, and refuses it if it is forbidden.
-fn admit(shared: &Shared, verb: &str, resource: &str) -> Result<(), Failure> {
-    let rule = (verb.to_owned(), resource.to_owned());
-    *lock(&shared.counts).entry(rule.clone()).or_default() += 1;
+fn admit(shared: &Shared, verb: &str, target: &Target) -> Result<(), Failure> {
+    let resource = target.rbac_resource();
+    let counted = if target.is_dry_run() {
+        format!("dry-run {verb}")
+    } else {
+        verb.to_owned()
+    };
+    *lock(&shared.counts)
+        .entry((counted, resource.clone()))
+        .or_default() += 1;
+    let rule = (verb.to_owned(), resource.clone());
     if lock(&shared.switches).forbidden.contains(&rule) {
         let message = format!("{resource} is forbidden: User \"test\" cannot {verb} it");
         return Err(failure(403, "Forbidden", message));
@@ -153,38 +166,48 @@ fn list(shared: &Shared, target: &Target) -> Result<Response, Failure> {
 
 fn create(shared: &Shared, target: &Target, object: Value) -> Result<Response, Failure> {
     if target.subresource.as_deref() == Some("eviction") {
-        let evicted = lock(&shared.store).delete(target.resource, &target.key(), &Value::Null);
-        shared.announce();
-        evicted?;
+        change(shared, target, |store| {
+            store.delete(target.resource, &target.key(), &Value::Null)
+        })?;
         return Ok(ok(
             json!({"kind": "Status", "apiVersion": "v1", "status": "Success"}),
         ));
     }
     let object = cleaned(shared, target.resource, object);
     let namespace = target.namespace.as_deref().unwrap_or_default();
-    let created = lock(&shared.store).create(target.resource, namespace, object);
-    shared.announce();
+    let created = change(shared, target, |store| {
+        store.create(target.resource, namespace, object)
+    });
     Ok((StatusCode::CREATED, Json(created?)).into_response())
 }
 
-/// Changes an object, or its status. `change` gets it as it is.
+/// Changes an object, or its status. `new` gets it as it is.
 fn write(
     shared: &Shared,
     target: &Target,
-    change: impl FnOnce(Value) -> Result<Value, Failure>,
+    new: impl FnOnce(Value) -> Result<Value, Failure>,
 ) -> Result<Response, Failure> {
     let part = match target.subresource.as_deref() {
         None => Part::Main,
         Some("status") => Part::Status,
         Some(other) => return Err(failure(404, "NotFound", format!("no subresource {other}"))),
     };
-    let mut store = lock(&shared.store);
-    let old = store.get(target.resource, &target.key())?;
-    let new = change(old)?;
-    let written = store.update(target.resource, target.key(), part, new);
-    drop(store);
-    shared.announce();
+    let written = change(shared, target, |store| {
+        let old = store.get(target.resource, &target.key())?;
+        store.update(target.resource, target.key(), part, new(old)?)
+    });
     Ok(ok(written?))
+}
+
+/// Changes what is stored, and tells the watchers; a dry run changes a copy that nobody sees.
+fn change<T>(shared: &Shared, target: &Target, change: impl FnOnce(&mut Store) -> T) -> T {
+    if target.is_dry_run() {
+        let mut copy = lock(&shared.store).clone();
+        return change(&mut copy);
+    }
+    let changed = change(&mut lock(&shared.store));
+    shared.announce();
+    changed
 }
 
 fn delete(shared: &Shared, target: &Target, body: &Bytes) -> Result<Response, Failure> {
@@ -194,10 +217,10 @@ fn delete(shared: &Shared, target: &Target, body: &Bytes) -> Result<Response, Fa
         read(body)?
     };
     let preconditions = &options["preconditions"];
-    let mut store = lock(&shared.store);
-    let deleted = if target.name.is_some() {
-        store.delete(target.resource, &target.key(), preconditions)
-    } else {
+    let deleted = change(shared, target, |store| {
+        if target.name.is_some() {
+            return store.delete(target.resource, &target.key(), preconditions);
+        }
         let filter = Filter::of(target)?;
         for object in store.list(target.resource) {
             if filter.matches(&object) {
@@ -207,9 +230,7 @@ fn delete(shared: &Shared, target: &Target, body: &Bytes) -> Result<Response, Fa
             }
         }
         Ok(json!({"kind": "Status", "apiVersion": "v1", "status": "Success"}))
-    };
-    drop(store);
-    shared.announce();
+    });
     Ok(ok(deleted?))
 }
 

@@ -114,7 +114,7 @@ pub(crate) struct Change {
 }
 
 /// Everything that the server holds.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone)]
 pub(crate) struct Store {
     version: u64,
     /// By API version and plural name.
