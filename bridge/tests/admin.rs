@@ -130,6 +130,7 @@ fn some_of_everything() -> Status {
                 dra: None,
             },
             weights: Weights { legacy: 1, dra: 2 },
+            ..Settings::default()
         },
         at: at(1),
         units,
@@ -151,6 +152,7 @@ fn some_offers() -> Offers {
         held_by_claim,
     };
     Offers {
+        count: 0,
         counted: vec![
             counted(8, Health::Healthy, true),
             counted(9, Health::Unhealthy, false),

@@ -77,7 +77,7 @@ impl Transition {
         self.pool.seen.listed_at = Some(self.now.uptime);
         self.pool.seen.pods = Some(adoption.pods);
         self.pool.seen.claims = Some(adoption.claims);
-        self.rebalance();
+        self.steer();
         self.settle();
     }
 

@@ -273,6 +273,7 @@ impl Transition {
 
     fn grant(&mut self, id: &DeviceId, unit: &UnitId) -> UnitId {
         self.take_reserved(unit);
+        self.arrive(Face::Legacy);
         self.report(Report::Granted {
             id: id.clone(),
             unit: unit.clone(),
@@ -350,7 +351,9 @@ impl Pool {
             self.ledger.holds_touching(unit).next().is_none()
                 && self.allocated_to(unit).next().is_none()
         };
-        let on = |side: Side| move |unit: &&UnitId| self.side_of(unit) == Some(side);
+        let on = |sides: &'static [Side]| {
+            move |unit: &&UnitId| self.side_of(unit).is_some_and(|side| sides.contains(&side))
+        };
         let tail: Vec<&UnitId> = self
             .ledger
             .in_order()
@@ -364,13 +367,19 @@ impl Pool {
             .or_else(|| {
                 tail.iter()
                     .copied()
-                    .filter(on(Side::Legacy))
+                    .filter(on(&[Side::Legacy, Side::Rest]))
                     .find(|u| unheld(u))
             })
             .or_else(|| {
                 tail.iter()
                     .copied()
-                    .filter(on(Side::Dra))
+                    .filter(on(&[Side::Lowering, Side::Yielding, Side::Dark]))
+                    .find(|u| unheld(u))
+            })
+            .or_else(|| {
+                tail.iter()
+                    .copied()
+                    .filter(on(&[Side::Dra]))
                     .find(|u| unheld(u))
             })
             .or_else(|| own.filter(|unit| self.is_only_reserved(unit)))

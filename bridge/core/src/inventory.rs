@@ -33,7 +33,7 @@ impl Transition {
                 }
             }
         }
-        self.rebalance();
+        self.steer();
         self.settle();
     }
 

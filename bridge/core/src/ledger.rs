@@ -15,6 +15,15 @@ pub enum Side {
     Legacy,
     /// To claims: unhealthy id, untainted device.
     Dra,
+    /// To both, while nothing moves: healthy id, untainted device.
+    Rest,
+    /// On the way from `Legacy` to `Dra`: the count is lowered, the id still healthy for pods that are bound
+    /// already, the device tainted.
+    Lowering,
+    /// On the way from `Rest` to `Dra`: as `Lowering`, with the device untainted as it was.
+    Yielding,
+    /// On the way from `Dra` to `Legacy`: unhealthy id, tainted device, until no claim can be on its way to it.
+    Dark,
 }
 
 impl Side {
@@ -24,6 +33,55 @@ impl Side {
         match face {
             Face::Legacy => Self::Legacy,
             Face::Dra => Self::Dra,
+        }
+    }
+
+    /// Whether a free unit's id is healthy.
+    #[must_use]
+    pub fn is_healthy(self) -> bool {
+        match self {
+            Self::Legacy | Self::Rest | Self::Lowering | Self::Yielding => true,
+            Self::Dra | Self::Dark => false,
+        }
+    }
+
+    /// Whether a free unit is in the count that schedulers read from `node.status.allocatable`.
+    #[must_use]
+    pub fn is_counted(self) -> bool {
+        match self {
+            Self::Legacy | Self::Rest => true,
+            Self::Lowering | Self::Yielding | Self::Dra | Self::Dark => false,
+        }
+    }
+
+    /// Whether a free unit's device is untainted.
+    #[must_use]
+    pub fn is_claimable(self) -> bool {
+        match self {
+            Self::Dra | Self::Rest | Self::Yielding => true,
+            Self::Legacy | Self::Lowering | Self::Dark => false,
+        }
+    }
+
+    /// Whether a face shows a free unit as one to be had.
+    #[must_use]
+    pub fn shows(self, face: Face) -> bool {
+        match face {
+            Face::Legacy => self.is_healthy(),
+            Face::Dra => self.is_claimable(),
+        }
+    }
+
+    /// The word in status and in the ledger.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Legacy => "legacy",
+            Self::Dra => "dra",
+            Self::Rest => "rest",
+            Self::Lowering => "lowering",
+            Self::Yielding => "yielding",
+            Self::Dark => "dark",
         }
     }
 }

@@ -39,6 +39,7 @@ mod report;
 mod settings;
 mod split;
 mod status;
+mod steer;
 #[cfg(test)]
 mod tests;
 
@@ -60,5 +61,5 @@ pub use pool::{Pool, Standing, Transition};
 pub use prepare::{ClaimedDevice, PrepareOutcome, PrepareRequest};
 pub use refusal::{HolderKind, Refusal};
 pub use report::{EndCause, Report};
-pub use settings::{Face, Limits, Mode, Settings, Weights};
+pub use settings::{Face, Limits, Mode, Pace, Settings, Weights};
 pub use status::{Status, UnitState, UnitStatus};

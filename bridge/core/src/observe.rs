@@ -62,7 +62,7 @@ impl Transition {
         self.show_units();
         self.free_foreign();
         self.reserve_allocated();
-        self.rebalance();
+        self.steer();
     }
 
     fn bound_units(&self) -> Vec<(UnitId, (DeviceId, PodRef))> {

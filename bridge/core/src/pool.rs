@@ -9,6 +9,7 @@ use crate::id::{ClaimRef, ClaimUid, DeviceId, UnitId};
 use crate::ledger::{Access, Ledger, Side, UnitKind};
 use crate::report::{EndCause, Report};
 use crate::settings::{Face, Settings};
+use crate::steer::Motion;
 
 /// Whether the pool gives anything out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,6 +36,7 @@ pub(crate) enum Presence {
 /// What was seen, kept in memory only: all of it comes back after a restart.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Seen {
+    pub(crate) motion: Motion,
     pub(crate) presence: BTreeMap<UnitId, Presence>,
     pub(crate) listing: Option<Listing>,
     /// Uptime at which that listing was taken.
@@ -257,7 +259,7 @@ impl Pool {
             .in_order()
             .into_iter()
             .map(|(unit, _)| unit)
-            .filter(|unit| self.side_of(unit) == Some(Side::of(face)))
+            .filter(|unit| self.side_of(unit).is_some_and(|side| side.shows(face)))
             .filter(|unit| self.is_present(unit) && self.is_free_for(unit, face))
             .collect();
         let held = self.held_through(face);
@@ -343,7 +345,7 @@ impl Transition {
     /// Takes new settings. They open and close offers, and touch no hold (rule 9).
     pub fn configure(&mut self, settings: Settings) {
         self.pool.settings = settings;
-        self.rebalance();
+        self.steer();
     }
 
     pub(crate) fn report(&mut self, report: Report) {

@@ -68,6 +68,7 @@ impl Transition {
             .filter(|device| device.access == Access::Owner)
         {
             if let Err(outcome) = self.pool.may_prepare(request, device) {
+                self.promise(&request.claim, &devices);
                 return outcome;
             }
         }
@@ -75,6 +76,37 @@ impl Transition {
             return PrepareOutcome::Refused(refusal);
         }
         PrepareOutcome::Prepared(self.put_prepared(&request.claim, devices))
+    }
+
+    /// A claim that waits has been read from the API: its free units are reserved for it, and begin to move to its
+    /// side, whether the watch of claims has told so already or not.
+    fn promise(&mut self, claim: &ClaimRef, devices: &[PreparedDevice]) {
+        if !self.pool.is_mobile() {
+            return;
+        }
+        let owned = devices
+            .iter()
+            .filter(|device| device.access == Access::Owner);
+        for device in owned {
+            if self
+                .pool
+                .ledger
+                .holds_touching(&device.unit)
+                .next()
+                .is_none()
+            {
+                let kind = HoldKind::Reserved {
+                    claim: claim.clone(),
+                };
+                self.report(Report::Reserved {
+                    unit: device.unit.clone(),
+                    claim: claim.clone(),
+                });
+                let hold = Hold::exclusive(kind, self.now.wall);
+                self.pool.ledger.take(&device.unit, hold);
+                self.arrive(Face::Dra);
+            }
+        }
     }
 
     fn put_prepared(&mut self, claim: &ClaimRef, devices: Vec<PreparedDevice>) -> Preparation {
@@ -132,7 +164,7 @@ impl Transition {
     /// While the API shows the claim still allocated to a unit, or can't be asked, the unit stays reserved for it.
     pub fn unprepare(&mut self, claim: &ClaimUid) {
         self.release_claim(claim, EndCause::Unprepared);
-        self.rebalance();
+        self.steer();
     }
 
     pub(crate) fn release_claim(&mut self, claim: &ClaimUid, cause: EndCause) {
@@ -240,7 +272,8 @@ impl Pool {
             Some(pids) if pids.is_empty() => {}
             busy => return Err(PrepareOutcome::Wait(unit_busy(request, device, busy))),
         }
-        if self.is_wanted_by_counted(request, unit) {
+        let is_moving = self.is_mobile() && self.side_of(unit) != Some(Side::Dra);
+        if is_moving || self.is_wanted_by_counted(request, unit) {
             return Err(PrepareOutcome::Wait(Refusal::CountedPodsFirst {
                 unit: unit.clone(),
                 device: device.device.clone(),

@@ -1,5 +1,7 @@
 //! What an admin chooses.
 
+use std::time::Duration;
+
 /// The side that units are offered on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Face {
@@ -84,6 +86,28 @@ impl Default for Weights {
     }
 }
 
+/// How long the steps of a move take. The defaults are measured on a busy node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pace {
+    /// How long the own Node must show a lowered count before anybody else is offered the unit: a pod that was bound
+    /// on the higher count has been seen by then.
+    pub settle: Duration,
+    /// How long what has become free stays on its side: the kubelet may still be admitting a pod to it.
+    pub dwell: Duration,
+    /// How long nothing must arrive before free units rest on both sides.
+    pub quiet: Duration,
+}
+
+impl Default for Pace {
+    fn default() -> Self {
+        Self {
+            settle: Duration::from_millis(300),
+            dwell: Duration::from_millis(500),
+            quiet: Duration::from_millis(300),
+        }
+    }
+}
+
 /// The settings that decisions depend on.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Settings {
@@ -93,4 +117,6 @@ pub struct Settings {
     pub limits: Limits,
     /// Shares of the split.
     pub weights: Weights,
+    /// How long the steps of a move take.
+    pub pace: Pace,
 }

@@ -105,6 +105,7 @@ mod tests {
                 legacy: weights.0,
                 dra: weights.1,
             },
+            ..Settings::default()
         };
         legacy_share(&settings, 8)
     }

@@ -15,6 +15,10 @@ pub enum UnitState {
     FreeLegacy,
     /// Free, offered to claims.
     FreeDra,
+    /// Free, offered to both while nothing moves.
+    FreeRest,
+    /// Free, on the way from one side to the other.
+    Moving,
     /// Held; the hold says by whom.
     Held,
     /// The GPU does not answer, and nobody holds it.
@@ -30,6 +34,8 @@ impl UnitState {
         match self {
             Self::FreeLegacy => "FreeLegacy",
             Self::FreeDra => "FreeDra",
+            Self::FreeRest => "FreeRest",
+            Self::Moving => "Moving",
             Self::Held => "Held",
             Self::Lost => "Lost",
             Self::Unseen => "Unseen",
@@ -111,6 +117,8 @@ impl Pool {
             crate::pool::Presence::Present => match side {
                 Side::Legacy => UnitState::FreeLegacy,
                 Side::Dra => UnitState::FreeDra,
+                Side::Rest => UnitState::FreeRest,
+                Side::Lowering | Side::Yielding | Side::Dark => UnitState::Moving,
             },
         }
     }

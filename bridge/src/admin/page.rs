@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use std::time::SystemTime;
 
 use bridge_core::{
-    ClaimOffer, ClaimRef, CountedOffer, Face, ForeignCause, Former, Health, Hold, HoldKind, Offers,
-    PodRef, Side, Standing, Status, UnitStatus,
+    ClaimOffer, ClaimRef, CountedOffer, ForeignCause, Former, Health, Hold, HoldKind, Offers,
+    PodRef, Standing, Status, UnitStatus,
 };
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -236,7 +236,7 @@ impl From<&UnitStatus> for UnitPage {
             device: unit.device.to_string(),
             id: unit.id.as_ref().map(ToString::to_string),
             product: unit.product_name.clone(),
-            side: side(unit.side).to_owned(),
+            side: unit.side.as_str().to_owned(),
             state: unit.state.as_str().to_owned(),
             present: unit.present,
             holds: unit.holds.iter().map(HoldPage::from).collect(),
@@ -356,13 +356,6 @@ fn standing(standing: Standing) -> &'static str {
         Standing::Serving => "Serving",
         Standing::WaitingForAdoption => "WaitingForAdoption",
         Standing::LedgerUnreadable => "LedgerUnreadable",
-    }
-}
-
-fn side(side: Side) -> &'static str {
-    match side {
-        Side::Legacy => Face::Legacy.as_str(),
-        Side::Dra => Face::Dra.as_str(),
     }
 }
 

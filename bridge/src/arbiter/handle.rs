@@ -83,6 +83,8 @@ pub enum Observation {
     Adoption(Box<Adoption>),
     /// Time to look at the processes.
     Processes,
+    /// The count of the resource in the own Node's status; `None` while it can't be seen or not be changed.
+    Node(Option<u32>),
 }
 
 /// A message to the arbiter.

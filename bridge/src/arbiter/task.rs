@@ -100,8 +100,26 @@ impl Arbiter {
     /// Serves until every [`Handle`] is gone.
     pub async fn run(mut self) {
         let mut batch = Vec::with_capacity(QUEUE_LIMIT);
-        while self.calls.recv_many(&mut batch, QUEUE_LIMIT).await > 0 {
+        loop {
+            let wake = self.time_to_wake();
+            tokio::select! {
+                received = self.calls.recv_many(&mut batch, QUEUE_LIMIT) => if received == 0 {
+                    return;
+                },
+                () = wake => {}
+            }
             self.serve(std::mem::take(&mut batch)).await;
+        }
+    }
+
+    /// Ends when the pool wants to be looked at again; never, if it waits for nothing.
+    fn time_to_wake(&self) -> impl Future<Output = ()> + use<> {
+        let at = self.pool.wake_at().map(|uptime| self.started + uptime);
+        async move {
+            match at {
+                Some(at) => tokio::time::sleep_until(at.into()).await,
+                None => std::future::pending().await,
+            }
         }
     }
 
@@ -124,6 +142,7 @@ impl Arbiter {
             .into_iter()
             .map(|call| decide(&mut transition, call))
             .collect();
+        transition.pass_time();
         if let Err(failure) = self.save(&mut transition).await {
             error!(error = %failure, "the ledger could not be saved; nothing of this batch was granted");
             for answer in answers {
@@ -391,6 +410,7 @@ fn observe(transition: &mut Transition, observation: Observation) {
         Observation::KubeletIds(ids) => transition.observe_kubelet_ids(ids),
         Observation::Adoption(adoption) => transition.adopt(*adoption),
         Observation::Processes => transition.observe_processes(),
+        Observation::Node(count) => transition.observe_node(count),
     }
 }
 

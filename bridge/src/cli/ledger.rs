@@ -56,10 +56,7 @@ fn describe(inspected: &Inspected) -> String {
 fn units(ledger: &Ledger) -> Table<7> {
     let mut table = Table::new(["GPU", "UUID", "SIDE", "PHASE", "HOLDER", "ID", "SINCE"]);
     for (unit, record) in ledger.in_order() {
-        let side = match record.side {
-            bridge_core::Side::Legacy => "legacy",
-            bridge_core::Side::Dra => "dra",
-        };
+        let side = record.side.as_str();
         let mut row = |phase: String, holder: String, id: String, since: String| {
             table.add([
                 record.device_name().to_string(),

@@ -52,6 +52,10 @@ enum UnitKind {
 enum Side {
     Legacy,
     Dra,
+    Rest,
+    Lowering,
+    Yielding,
+    Dark,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -223,6 +227,10 @@ impl Unit {
             side: match record.side {
                 core::Side::Legacy => Side::Legacy,
                 core::Side::Dra => Side::Dra,
+                core::Side::Rest => Side::Rest,
+                core::Side::Lowering => Side::Lowering,
+                core::Side::Yielding => Side::Yielding,
+                core::Side::Dark => Side::Dark,
             },
             holds: holds.iter().map(Hold::of).collect(),
             gpu: Gpu::of(&record.gpu),
@@ -244,6 +252,10 @@ impl Unit {
             side: match self.side {
                 Side::Legacy => core::Side::Legacy,
                 Side::Dra => core::Side::Dra,
+                Side::Rest => core::Side::Rest,
+                Side::Lowering => core::Side::Lowering,
+                Side::Yielding => core::Side::Yielding,
+                Side::Dark => core::Side::Dark,
             },
             gpu: self.gpu.into_core()?,
         };

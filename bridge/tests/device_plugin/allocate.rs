@@ -38,6 +38,7 @@ fn offers(healthy: &[bool]) -> Offers {
         free: *healthy,
     };
     Offers {
+        count: 0,
         counted: healthy.iter().enumerate().map(offer).collect(),
         claims: None,
     }

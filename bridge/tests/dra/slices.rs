@@ -186,6 +186,7 @@ fn devices(slice: &Value) -> Vec<(String, Option<String>)> {
 
 fn offers(claims: Option<Vec<ClaimOffer>>) -> Offers {
     Offers {
+        count: 0,
         counted: Vec::new(),
         claims,
     }

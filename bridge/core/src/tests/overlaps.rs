@@ -48,8 +48,8 @@ fn mig_node(side: Side) -> Ledger {
 
 fn on_side(side: Side) -> Daemon {
     let mode = match side {
-        Side::Legacy => Mode::Legacy,
-        Side::Dra => Mode::Dra,
+        Side::Legacy | Side::Rest | Side::Lowering | Side::Yielding => Mode::Legacy,
+        Side::Dra | Side::Dark => Mode::Dra,
     };
     let settings = Settings {
         mode,

@@ -1,0 +1,458 @@
+//! Where each free unit is offered: at rest on both sides, in motion on one.
+//!
+//! Two schedulers that see the same free unit sell it twice within 50 ms, so a unit is on both sides only while
+//! nothing arrives. The first arrival splits what rests; after that units move one way at a time, each step only
+//! when nobody can be on the way to the unit any more. The policy is this file; everything else only shows sides.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use crate::evidence::PodPhase;
+use crate::hold::HoldKind;
+use crate::id::{ClaimUid, PodUid, UnitId};
+use crate::ledger::{Access, Side};
+use crate::pool::{Pool, Transition};
+use crate::settings::{Face, Mode};
+
+/// The first turn lasts this long.
+const TURN_FIRST: Duration = Duration::from_secs(1);
+/// Turns double up to this while nobody takes anything.
+const TURN_LAST: Duration = Duration::from_secs(30);
+/// Turns go by fours: two that share by weight, one that gathers all for counted pods, one for claims.
+const TURNS_IN_ROUND: u32 = 4;
+
+/// What steering remembers between observations; all of it comes back within a second after a restart.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct Motion {
+    /// The count that the own Node's watch shows; `None`: it can't be seen or not be changed.
+    node_count: Option<u32>,
+    /// Counted pods and allocated claims that are no news.
+    known_pods: BTreeSet<PodUid>,
+    known_claims: BTreeSet<ClaimUid>,
+    /// What has arrived since the last look.
+    arrived: Option<Face>,
+    /// When something arrived last.
+    activity: Duration,
+    /// Since when each free unit is free.
+    free_since: BTreeMap<UnitId, Duration>,
+    /// Since when the node shows the lowered count without a break.
+    lowered_since: Option<Duration>,
+    /// Since when a unit is dark.
+    dark_since: BTreeMap<UnitId, Duration>,
+    turn: Option<Turn>,
+    wake_at: Option<Duration>,
+}
+
+/// One turn of those that share out what is free while things keep arriving.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Turn {
+    number: u32,
+    length: Duration,
+    ends: Duration,
+    /// Whether anything was given out in it.
+    taken: bool,
+}
+
+impl Pool {
+    /// When this pool wants to be looked at again, as uptime: a move is settled then, or a turn over.
+    #[must_use]
+    pub fn wake_at(&self) -> Option<Duration> {
+        self.seen.motion.wake_at
+    }
+
+    /// Whether free units move: both faces are open, the limits leave room, and the count can be lowered.
+    pub(crate) fn is_mobile(&self) -> bool {
+        let limits = self.settings.limits;
+        let units = self.ledger.units.len();
+        let fixed = match (limits.legacy, limits.dra) {
+            (Some(legacy), Some(dra)) => {
+                u64::from(legacy) + u64::from(dra) <= u64::try_from(units).unwrap_or(u64::MAX)
+            }
+            (Some(_) | None, Some(_) | None) => false,
+        };
+        self.settings.mode == Mode::Both && !fixed && self.seen.motion.node_count.is_some()
+    }
+
+    /// Units that nobody holds and that NVML sees, in order, each with its side.
+    fn free_units(&self) -> Vec<(UnitId, Side)> {
+        self.ledger
+            .in_order()
+            .into_iter()
+            .map(|(unit, _)| unit)
+            .filter(|unit| self.is_present(unit))
+            .filter(|unit| self.ledger.holds_touching(unit).next().is_none())
+            .filter_map(|unit| Some((unit.clone(), self.side_of(unit)?)))
+            .collect()
+    }
+
+    /// Units that claims were allocated and that nothing is prepared on, in order, the last allocated last.
+    fn promised_units(&self) -> Vec<(UnitId, Side)> {
+        let mut promised: Vec<_> = self
+            .ledger
+            .in_order()
+            .into_iter()
+            .filter_map(|(unit, record)| {
+                let holds = self.ledger.holds_on(unit);
+                let since = holds.iter().map(|hold| hold.since).max()?;
+                let only = holds
+                    .iter()
+                    .all(|hold| matches!(hold.kind, HoldKind::Reserved { .. }));
+                only.then(|| (since, unit.clone(), record.side))
+            })
+            .collect();
+        promised.sort();
+        promised
+            .into_iter()
+            .map(|(_, unit, side)| (unit, side))
+            .collect()
+    }
+
+    /// Free ids that are in the count.
+    fn counted_free(&self) -> u32 {
+        let units = self.on_offer(Face::Legacy).into_iter();
+        let counted = units.filter(|unit| self.side_of(unit).is_some_and(Side::is_counted));
+        u32::try_from(counted.count()).unwrap_or(u32::MAX)
+    }
+}
+
+impl Transition {
+    /// Takes what the own Node shows as the count of the resource. `None`: it can't be seen, or this daemon may not
+    /// change it; then nothing moves.
+    pub fn observe_node(&mut self, count: Option<u32>) {
+        self.pool.seen.motion.node_count = count;
+        self.settle();
+    }
+
+    /// Lets time pass: moves settle, turns end.
+    pub fn pass_time(&mut self) {
+        self.settle();
+    }
+
+    /// Notes that somebody came for a unit.
+    pub(crate) fn arrive(&mut self, face: Face) {
+        let motion = &mut self.pool.seen.motion;
+        motion.arrived.get_or_insert(face);
+        motion.activity = self.now.uptime;
+        if let Some(turn) = &mut motion.turn {
+            turn.taken = true;
+        }
+    }
+
+    /// Decides for every free unit where it is offered.
+    pub(crate) fn steer(&mut self) {
+        self.note_arrivals();
+        self.note_free();
+        if !self.pool.is_mobile() {
+            self.stand_still();
+            self.rebalance();
+            return;
+        }
+        self.split_what_rests();
+        self.keep_promises();
+        self.call_off();
+        self.settle_moves();
+        self.rest_or_turn();
+        self.set_wake();
+    }
+
+    /// Counted pods that were bound, and claims that were allocated, since the last look.
+    fn note_arrivals(&mut self) {
+        let seen = &self.pool.seen;
+        let pods: BTreeSet<PodUid> = seen
+            .pods
+            .iter()
+            .flat_map(|pods| &pods.pods)
+            .filter(|bound| bound.phase == PodPhase::Live && bound.may_own > 0)
+            .map(|bound| bound.uid.clone())
+            .collect();
+        let claims: BTreeSet<ClaimUid> = seen
+            .claims
+            .iter()
+            .flat_map(|claims| &claims.claims)
+            .filter(|claim| claim.devices.iter().any(|d| d.access == Access::Owner))
+            .map(|claim| claim.claim.uid.clone())
+            .collect();
+        let counted = !pods.is_subset(&seen.motion.known_pods);
+        let claimed = !claims.is_subset(&seen.motion.known_claims);
+        self.pool.seen.motion.known_pods = pods;
+        self.pool.seen.motion.known_claims = claims;
+        if counted {
+            self.arrive(Face::Legacy);
+        }
+        if claimed {
+            self.arrive(Face::Dra);
+        }
+    }
+
+    fn note_free(&mut self) {
+        let free: BTreeMap<UnitId, Side> = self.pool.free_units().into_iter().collect();
+        let now = self.now.uptime;
+        let motion = &mut self.pool.seen.motion;
+        motion.free_since.retain(|unit, _| free.contains_key(unit));
+        motion
+            .dark_since
+            .retain(|unit, _| free.get(unit) == Some(&Side::Dark));
+        for (unit, side) in free {
+            if side == Side::Dark {
+                motion.dark_since.entry(unit.clone()).or_insert(now);
+            }
+            motion.free_since.entry(unit).or_insert(now);
+        }
+    }
+
+    fn set_side(&mut self, unit: &UnitId, side: Side) {
+        if let Some(record) = self.pool.ledger.units.get_mut(unit) {
+            record.side = side;
+        }
+    }
+
+    /// Without the means to lower the count nothing may be on both sides or on the way.
+    fn stand_still(&mut self) {
+        for record in self.pool.ledger.units.values_mut() {
+            match record.side {
+                Side::Legacy | Side::Dra => {}
+                Side::Rest | Side::Lowering | Side::Yielding | Side::Dark => {
+                    record.side = Side::Legacy;
+                }
+            }
+        }
+        let motion = &mut self.pool.seen.motion;
+        motion.arrived = None;
+        motion.turn = None;
+        motion.lowered_since = None;
+        motion.wake_at = None;
+    }
+
+    /// The first arrival ends the rest: as many units as counted pods in flight need stay counted, from the tail;
+    /// the others are halved, the odd one to the kind that came.
+    fn split_what_rests(&mut self) {
+        let Some(face) = self.pool.seen.motion.arrived.take() else {
+            return;
+        };
+        let free = self.pool.free_units();
+        let mut rest: Vec<UnitId> = Vec::new();
+        let mut counted: u32 = 0;
+        for (unit, side) in free {
+            match side {
+                Side::Rest => rest.push(unit),
+                Side::Legacy => counted += 1,
+                Side::Dra | Side::Lowering | Side::Yielding | Side::Dark => {}
+            }
+        }
+        let need = self.pool.counted_in_flight().saturating_sub(counted);
+        let need = usize::try_from(need).unwrap_or(usize::MAX).min(rest.len());
+        for unit in rest.split_off(rest.len() - need) {
+            self.set_side(&unit, Side::Legacy);
+        }
+        let counted_half = match face {
+            Face::Legacy => rest.len().div_ceil(2),
+            Face::Dra => rest.len() / 2,
+        };
+        for unit in rest.split_off(rest.len() - counted_half) {
+            self.set_side(&unit, Side::Legacy);
+        }
+        for unit in rest {
+            self.set_side(&unit, Side::Yielding);
+        }
+    }
+
+    /// Units that claims were allocated go to the claims' side before any other, except those that counted pods in
+    /// flight can't do without.
+    fn keep_promises(&mut self) {
+        let mut promised = self.pool.promised_units();
+        let unpromised = self
+            .pool
+            .free_units()
+            .into_iter()
+            .filter(|(_, side)| side.is_counted())
+            .count();
+        let short = self
+            .pool
+            .counted_in_flight()
+            .saturating_sub(u32::try_from(unpromised).unwrap_or(u32::MAX));
+        for _ in 0..short {
+            let healthy = promised.iter().rposition(|(_, side)| side.is_healthy());
+            let Some(last) = healthy else { break };
+            let (unit, _) = promised.remove(last);
+            self.set_side(&unit, Side::Legacy);
+        }
+        for (unit, side) in promised {
+            match side {
+                Side::Legacy => self.set_side(&unit, Side::Lowering),
+                Side::Rest => self.set_side(&unit, Side::Yielding),
+                Side::Dark => self.set_side(&unit, Side::Dra),
+                Side::Dra | Side::Lowering | Side::Yielding => {}
+            }
+        }
+    }
+
+    /// Counted pods that are bound and not served yet get back what was about to be taken from them.
+    fn call_off(&mut self) {
+        let mut short = self
+            .pool
+            .counted_in_flight()
+            .saturating_sub(self.pool.counted_free());
+        let free = self.pool.free_units();
+        for (unit, side) in free.iter().rev() {
+            if short == 0 {
+                return;
+            }
+            if matches!(side, Side::Lowering | Side::Yielding) {
+                self.set_side(unit, Side::Legacy);
+                short -= 1;
+            }
+        }
+    }
+
+    fn settle_moves(&mut self) {
+        let now = self.now.uptime;
+        let settle = self.pool.settings.pace.settle;
+        let shown = self.pool.seen.motion.node_count.unwrap_or(u32::MAX);
+        let is_lowered = shown <= self.pool.count();
+        let motion = &mut self.pool.seen.motion;
+        if is_lowered {
+            motion.lowered_since.get_or_insert(now);
+        } else {
+            motion.lowered_since = None;
+        }
+        let settled = |since: Duration| now.saturating_sub(since) >= settle;
+        let lowered = motion.lowered_since.is_some_and(settled);
+        let dark: Vec<UnitId> = motion
+            .dark_since
+            .iter()
+            .filter(|(_, since)| settled(**since))
+            .map(|(unit, _)| unit.clone())
+            .collect();
+        let nobody_short = self.pool.counted_in_flight() <= self.pool.counted_free();
+        if lowered && nobody_short {
+            for record in self.pool.ledger.units.values_mut() {
+                if matches!(record.side, Side::Lowering | Side::Yielding) {
+                    record.side = Side::Dra;
+                }
+            }
+        }
+        for unit in dark {
+            self.set_side(&unit, Side::Legacy);
+            self.pool.seen.motion.dark_since.remove(&unit);
+        }
+    }
+
+    fn rest_or_turn(&mut self) {
+        let now = self.now.uptime;
+        let pace = self.pool.settings.pace;
+        let free = self.pool.free_units();
+        let moves = free
+            .iter()
+            .any(|(_, side)| matches!(side, Side::Lowering | Side::Yielding | Side::Dark));
+        let motion = &self.pool.seen.motion;
+        let has_dwelt = |unit: &UnitId| {
+            let since = motion.free_since.get(unit).copied().unwrap_or(now);
+            now.saturating_sub(since) >= pace.dwell
+        };
+        let dwelt: Vec<(UnitId, Side)> = free
+            .into_iter()
+            .filter(|(unit, _)| has_dwelt(unit))
+            .collect();
+        let quiet =
+            now.saturating_sub(motion.activity) >= pace.quiet && self.pool.counted_in_flight() == 0;
+        if moves {
+            return;
+        }
+        if quiet {
+            for (unit, _) in dwelt {
+                self.set_side(&unit, Side::Rest);
+            }
+            self.pool.seen.motion.turn = None;
+        } else {
+            self.take_turns(&dwelt);
+        }
+    }
+
+    /// While things keep arriving, what is free is shared by weight, and every second pair of turns gathers all of
+    /// it on one side and then on the other, so that large requests come through.
+    fn take_turns(&mut self, free: &[(UnitId, Side)]) {
+        let now = self.now.uptime;
+        let turn = self.pool.seen.motion.turn.get_or_insert(Turn {
+            number: 0,
+            length: TURN_FIRST,
+            ends: now + TURN_FIRST,
+            taken: false,
+        });
+        if now < turn.ends {
+            return;
+        }
+        turn.length = if turn.taken {
+            TURN_FIRST
+        } else {
+            (turn.length * 2).min(TURN_LAST)
+        };
+        turn.number = turn.number.wrapping_add(1);
+        turn.taken = false;
+        turn.ends = now + turn.length;
+        let weights = self.pool.settings.weights;
+        let total = u64::from(weights.legacy) + u64::from(weights.dra);
+        let legacy: Vec<&UnitId> = on(free, Side::Legacy);
+        let dra: Vec<&UnitId> = on(free, Side::Dra);
+        let all = legacy.len() + dra.len();
+        let want = match turn.number % TURNS_IN_ROUND {
+            2 => all,
+            3 => 0,
+            _ if total == 0 => all.div_ceil(2),
+            _ => usize::try_from(
+                (u64::try_from(all).unwrap_or(u64::MAX) * u64::from(weights.legacy))
+                    .div_ceil(total),
+            )
+            .unwrap_or(all),
+        };
+        let to_dra: Vec<UnitId> = legacy
+            .iter()
+            .take(legacy.len().saturating_sub(want))
+            .map(|u| (*u).clone())
+            .collect();
+        let to_legacy: Vec<UnitId> = dra
+            .iter()
+            .rev()
+            .take(want.saturating_sub(legacy.len()))
+            .map(|u| (*u).clone())
+            .collect();
+        for unit in to_dra {
+            self.set_side(&unit, Side::Lowering);
+        }
+        for unit in to_legacy {
+            self.set_side(&unit, Side::Dark);
+            self.pool.seen.motion.dark_since.insert(unit, now);
+        }
+    }
+
+    /// When the next step can be due.
+    fn set_wake(&mut self) {
+        let pace = self.pool.settings.pace;
+        let free = self.pool.free_units();
+        let lowering = self
+            .pool
+            .ledger
+            .units
+            .values()
+            .any(|record| matches!(record.side, Side::Lowering | Side::Yielding));
+        let motion = &self.pool.seen.motion;
+        let mut times: Vec<Duration> = Vec::new();
+        if lowering {
+            times.extend(motion.lowered_since.map(|since| since + pace.settle));
+        }
+        times.extend(motion.dark_since.values().map(|since| *since + pace.settle));
+        if free.iter().any(|(_, side)| *side != Side::Rest) {
+            times.push(motion.activity + pace.quiet);
+            times.extend(motion.free_since.values().map(|since| *since + pace.dwell));
+            times.extend(motion.turn.as_ref().map(|turn| turn.ends));
+        }
+        let now = self.now.uptime;
+        self.pool.seen.motion.wake_at = times.into_iter().filter(|at| *at > now).min();
+    }
+}
+
+fn on(free: &[(UnitId, Side)], wanted: Side) -> Vec<&UnitId> {
+    free.iter()
+        .filter(|(_, side)| *side == wanted)
+        .map(|(unit, _)| unit)
+        .collect()
+}
