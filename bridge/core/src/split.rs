@@ -68,10 +68,14 @@ impl Transition {
         // Claims are given devices from the head of the list and counted pods from its tail, so units turn to
         // claims from the head and to counted pods from the tail.
         if have > want {
-            let free = units
+            let free: Vec<_> = units
                 .iter()
-                .filter(|(_, side, free)| *free && *side == Side::Legacy);
-            for (unit, _, _) in free.take(have - want) {
+                .filter(|(_, side, free)| *free && *side == Side::Legacy)
+                .collect();
+            // Counted pods that are bound already find what they were bound on.
+            let due = usize::try_from(self.pool.counted_in_flight()).unwrap_or(usize::MAX);
+            let spare = free.len().saturating_sub(due);
+            for (unit, _, _) in free.into_iter().take((have - want).min(spare)) {
                 self.turn(unit, Face::Dra);
             }
         } else {

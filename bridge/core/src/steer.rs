@@ -107,6 +107,14 @@ impl Pool {
             .collect()
     }
 
+    /// How many units counted pods in flight lack beyond those that are free and promised to nobody.
+    fn counted_short(&self) -> u32 {
+        let free = self.free_units();
+        let counted = free.iter().filter(|(_, side)| side.is_counted()).count();
+        self.counted_in_flight()
+            .saturating_sub(u32::try_from(counted).unwrap_or(u32::MAX))
+    }
+
     /// Free ids that are in the count.
     fn counted_free(&self) -> u32 {
         let units = self.on_offer(Face::Legacy).into_iter();
@@ -148,8 +156,8 @@ impl Transition {
             return;
         }
         self.split_what_rests();
-        self.keep_promises();
         self.call_off();
+        self.keep_promises();
         self.settle_moves();
         self.rest_or_turn();
         self.set_wake();
@@ -256,21 +264,25 @@ impl Transition {
         }
     }
 
+    /// Counted pods that are bound and not served yet get back what was about to be taken from them.
+    fn call_off(&mut self) {
+        let mut short = self.pool.counted_short();
+        for (unit, side) in self.pool.free_units().iter().rev() {
+            if short == 0 {
+                return;
+            }
+            if matches!(side, Side::Lowering | Side::Yielding) {
+                self.set_side(unit, Side::Legacy);
+                short -= 1;
+            }
+        }
+    }
+
     /// Units that claims were allocated go to the claims' side before any other, except those that counted pods in
-    /// flight can't do without.
+    /// flight can't do without: the last allocated yields first.
     fn keep_promises(&mut self) {
         let mut promised = self.pool.promised_units();
-        let unpromised = self
-            .pool
-            .free_units()
-            .into_iter()
-            .filter(|(_, side)| side.is_counted())
-            .count();
-        let short = self
-            .pool
-            .counted_in_flight()
-            .saturating_sub(u32::try_from(unpromised).unwrap_or(u32::MAX));
-        for _ in 0..short {
+        for _ in 0..self.pool.counted_short() {
             let healthy = promised.iter().rposition(|(_, side)| side.is_healthy());
             let Some(last) = healthy else { break };
             let (unit, _) = promised.remove(last);
@@ -282,24 +294,6 @@ impl Transition {
                 Side::Rest => self.set_side(&unit, Side::Yielding),
                 Side::Dark => self.set_side(&unit, Side::Dra),
                 Side::Dra | Side::Lowering | Side::Yielding => {}
-            }
-        }
-    }
-
-    /// Counted pods that are bound and not served yet get back what was about to be taken from them.
-    fn call_off(&mut self) {
-        let mut short = self
-            .pool
-            .counted_in_flight()
-            .saturating_sub(self.pool.counted_free());
-        let free = self.pool.free_units();
-        for (unit, side) in free.iter().rev() {
-            if short == 0 {
-                return;
-            }
-            if matches!(side, Side::Lowering | Side::Yielding) {
-                self.set_side(unit, Side::Legacy);
-                short -= 1;
             }
         }
     }

@@ -5,3 +5,4 @@ mod overlaps;
 mod refusals;
 mod regressions;
 mod scenarios;
+mod steering;
