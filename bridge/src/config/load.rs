@@ -79,6 +79,7 @@ pub fn report(path: &Path) -> Result<String, Error> {
          \x20 mode             {}\n\
          \x20 limits           legacy {}, dra {}\n\
          \x20 offers.weights   legacy {}, dra {}\n\
+         \x20 offers           settle {} ms, dwell {} ms, quiet {} ms\n\
          \x20 ignoreProcesses  {ignored}\n",
         path.display(),
         settings.mode.as_str(),
@@ -86,6 +87,9 @@ pub fn report(path: &Path) -> Result<String, Error> {
         limit(settings.limits.dra),
         settings.weights.legacy,
         settings.weights.dra,
+        settings.pace.settle.as_millis(),
+        settings.pace.dwell.as_millis(),
+        settings.pace.quiet.as_millis(),
     ))
 }
 

@@ -4,6 +4,8 @@
 //! first mistake.
 
 use std::fmt;
+use std::ops::RangeInclusive;
+use std::time::Duration;
 
 use bridge_core::Mode;
 use serde_yaml::Value;
@@ -15,30 +17,29 @@ use super::lines::line_of;
 /// What `apiVersion` must be.
 const API_VERSION: &str = "gpu-bridge.dev/v1alpha1";
 /// Every key with a value of its own.
-const KEYS: [&str; 7] = [
+const KEYS: [&str; 10] = [
     "apiVersion",
     "mode",
     "limits.legacy",
     "limits.dra",
     "offers.weights.legacy",
     "offers.weights.dra",
+    "offers.settle",
+    "offers.dwell",
+    "offers.quiet",
     "ignoreProcesses",
 ];
 /// Keys that only group others.
 const GROUPS: [&str; 3] = ["limits", "offers", "offers.weights"];
-/// Keys of units that move between the faces. They do nothing in this version, and are not taken for that reason.
-const LATER: [&str; 5] = [
-    "offers.settle",
-    "offers.dwell",
-    "offers.quiet",
-    "offers.notice",
-    "offers.demand",
-];
+/// Keys that do nothing in this version, and are not taken for that reason.
+const LATER: [&str; 2] = ["offers.notice", "offers.demand"];
 const MODES: [Mode; 4] = [Mode::Legacy, Mode::Both, Mode::Dra, Mode::Drained];
 /// The most units that a limit can name: no node has more GPUs or MIG instances.
 const LIMIT_MAX: u32 = 128;
 /// Weights are shares of a whole, and no share is finer than a unit of the largest node.
 const WEIGHT_MAX: u32 = 1000;
+/// The times of a move: shorter ones are overtaken by the watch of the own Node, longer ones by every pod.
+const PAUSES: RangeInclusive<Duration> = Duration::from_millis(50)..=Duration::from_secs(30);
 /// Names in `ignoreProcesses`: each is compared with every process on every GPU.
 const NAMES_MAX: usize = 64;
 /// Letters of a wrong value that are repeated in the message.
@@ -123,8 +124,8 @@ impl Reader<'_> {
             } else if KEYS.contains(&&*name) {
                 self.value(&name, &path, value);
             } else if LATER.contains(&&*name) {
-                let why = "this version does not move units between the faces and does not know what to do with it; \
-                           leave the key out";
+                let why = "this version notices claims at their allocation and counted pods when they are bound, \
+                           and in no other way; leave the key out";
                 self.mistake(&path, value, why.to_owned());
             } else {
                 self.unknown(&name, &path, value);
@@ -159,6 +160,9 @@ impl Reader<'_> {
             "offers.weights.dra" => {
                 number(value, WEIGHT_MAX).map(|weight| settings.weights.dra = weight)
             }
+            "offers.settle" => pause(value).map(|pause| settings.pace.settle = pause),
+            "offers.dwell" => pause(value).map(|pause| settings.pace.dwell = pause),
+            "offers.quiet" => pause(value).map(|pause| settings.pace.quiet = pause),
             "ignoreProcesses" => return self.names(path, value),
             _ => unreachable!("every key of KEYS is handled; the tests set each of them"),
         };
@@ -262,6 +266,26 @@ fn number(value: &Value, most: u32) -> Result<u32, String> {
             let hint = if quoted { ", without quotes" } else { "" };
             Err(format!("allowed: a whole number from 0 to {most}{hint}"))
         }
+    }
+}
+
+/// A step of a move, as in `300ms` or `1s`.
+fn pause(value: &Value) -> Result<Duration, String> {
+    let text = value.as_str().unwrap_or_default();
+    let milliseconds = match text.strip_suffix("ms") {
+        Some(number) => number.parse::<u64>().ok(),
+        None => text
+            .strip_suffix('s')
+            .and_then(|number| number.parse::<u64>().ok())
+            .and_then(|seconds| seconds.checked_mul(1_000)),
+    };
+    match milliseconds.map(Duration::from_millis) {
+        Some(pause) if PAUSES.contains(&pause) => Ok(pause),
+        Some(_) | None => Err(format!(
+            "allowed: a time from {}ms to {}s, written as 300ms or 1s",
+            PAUSES.start().as_millis(),
+            PAUSES.end().as_secs()
+        )),
     }
 }
 

@@ -45,7 +45,7 @@ fn every_key_is_taken() {
     let config = good(
         "mode: dra\n\
          limits: {legacy: 0, dra: 128}\n\
-         offers:\n  weights:\n    legacy: 3\n    dra: 0\n\
+         offers:\n  settle: 500ms\n  dwell: 1s\n  quiet: 50ms\n  weights:\n    legacy: 3\n    dra: 0\n\
          ignoreProcesses:\n- dcgm-exporter\n- \"x y\"\n",
     );
     assert_eq!(config.settings.mode, Mode::Dra);
@@ -55,6 +55,11 @@ fn every_key_is_taken() {
     };
     assert_eq!(config.settings.limits, limits);
     assert_eq!(config.settings.weights, Weights { legacy: 3, dra: 0 });
+    let pace = config.settings.pace;
+    assert_eq!(
+        [pace.settle, pace.dwell, pace.quiet].map(|pause| pause.as_millis()),
+        [500, 1_000, 50]
+    );
     assert_eq!(config.ignore_processes, ["dcgm-exporter", "x y"]);
 }
 
@@ -88,7 +93,7 @@ limits:
   dra: -1
 offers:
   weights: {legacy: 1.5, dra: \"2\"}
-  settle: 300ms
+  settle: fast
 ignoreProcesses:
   - /usr/bin/dcgm
   - 7
@@ -104,28 +109,34 @@ nonsense: [1, 2]
               config.yaml:5: limits.dra: -1: allowed: a whole number from 0 to 128
               config.yaml:7: offers.weights.legacy: 1.5: allowed: a whole number from 0 to 1000
               config.yaml:7: offers.weights.dra: "2": allowed: a whole number from 0 to 1000, without quotes
-              config.yaml:8: offers.settle: "300ms": this version does not move units between the faces and does not know what to do with it; leave the key out
+              config.yaml:8: offers.settle: "fast": allowed: a time from 50ms to 30s, written as 300ms or 1s
               config.yaml:10: ignoreProcesses[0]: "/usr/bin/dcgm": a process name has no path; give what /proc/<pid>/comm shows
               config.yaml:11: ignoreProcesses[1]: 7: a process name is text; put it in quotes
               config.yaml:12: ignoreProcesses[2]: "": a process name is not empty
               config.yaml:13: legacy: 3: there is no such key; did you mean limits.legacy?
-              config.yaml:14: nonsense: a list: there is no such key; known keys: apiVersion, mode, limits.legacy, limits.dra, offers.weights.legacy, offers.weights.dra, ignoreProcesses"#]],
+              config.yaml:14: nonsense: a list: there is no such key; known keys: apiVersion, mode, limits.legacy, limits.dra, offers.weights.legacy, offers.weights.dra, offers.settle, offers.dwell, offers.quiet, ignoreProcesses"#]],
     );
 }
 
 #[test]
-fn keys_of_units_that_move_are_refused_until_they_do_something() {
-    for key in [
-        "settle: 300ms",
-        "dwell: 1s",
-        "quiet: 1s",
-        "notice: bind",
-        "demand: watch",
-    ] {
+fn keys_that_do_nothing_yet_are_refused_until_they_do() {
+    for key in ["notice: bind", "demand: watch"] {
         let (_folder, path) = file(&format!("{HEAD}offers:\n  {key}\n"));
         let said = load(&path).unwrap_err().to_string();
         assert!(
             said.contains("config.yaml:3: offers.") && said.contains("leave the key out"),
+            "{said}"
+        );
+    }
+}
+
+#[test]
+fn a_time_that_no_move_can_keep_is_told_with_what_is_allowed() {
+    for value in ["10ms", "31s", "300", "-1s", "1.5s", "[]"] {
+        let (_folder, path) = file(&format!("{HEAD}offers:\n  quiet: {value}\n"));
+        let said = load(&path).unwrap_err().to_string();
+        assert!(
+            said.contains("offers.quiet") && said.contains("from 50ms to 30s"),
             "{said}"
         );
     }
@@ -152,8 +163,8 @@ fn values_of_a_wrong_kind_are_named() {
         ),
         expect![[r#"
             the configuration config.yaml has 6 mistakes and is not used:
-              config.yaml: 8: "x": there is no such key; known keys: apiVersion, mode, limits.legacy, limits.dra, offers.weights.legacy, offers.weights.dra, ignoreProcesses
-              config.yaml: a list: "b": there is no such key; known keys: apiVersion, mode, limits.legacy, limits.dra, offers.weights.legacy, offers.weights.dra, ignoreProcesses
+              config.yaml: 8: "x": there is no such key; known keys: apiVersion, mode, limits.legacy, limits.dra, offers.weights.legacy, offers.weights.dra, offers.settle, offers.dwell, offers.quiet, ignoreProcesses
+              config.yaml: a list: "b": there is no such key; known keys: apiVersion, mode, limits.legacy, limits.dra, offers.weights.legacy, offers.weights.dra, offers.settle, offers.dwell, offers.quiet, ignoreProcesses
               config.yaml:2: mode: nothing: is no mode; allowed: legacy, both, dra, drained
               config.yaml:3: limits: 8: keys and values are expected here
               config.yaml:4: offers: a list: keys and values are expected here
@@ -241,6 +252,7 @@ fn a_report_says_what_a_file_means() {
           mode             legacy
           limits           legacy 5, dra no limit
           offers.weights   legacy 1, dra 1
+          offers           settle 300 ms, dwell 500 ms, quiet 300 ms
           ignoreProcesses  a, b
     "#]]
     .assert_eq(&said.replace(&format!("{}/", folder.path().display()), ""));
