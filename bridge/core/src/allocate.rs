@@ -165,13 +165,16 @@ impl Transition {
             Carried::Leaving(unit) => leaving = Some(unit),
         }
         let own = self.pool.ledger.unit_behind(id).cloned();
-        if let Some(unit) = self.pool.best_clean(own.as_ref(), spoken_for) {
+        if let Some(unit) = self.best_for(own.as_ref(), spoken_for, patience) {
             if let Some(leaving) = leaving {
                 self.swap_id(&leaving, id, &unit);
             }
             return Ok(self.grant(id, &unit));
         }
-        if patience == Patience::Waits && (leaving.is_some() || self.pool.any_busy(spoken_for)) {
+        let may_become_free = leaving.is_some()
+            || self.pool.any_busy(spoken_for)
+            || self.pool.any_leaving(spoken_for);
+        if patience == Patience::Waits && may_become_free {
             return Err(AllocateOutcome::Wait);
         }
         if let Some(unit) = leaving {
@@ -186,6 +189,44 @@ impl Transition {
         Ok(self.grant(id, &unit))
     }
 
+    /// The best clean unit now. What belongs to claims, or is on its way to them, is worth a wait first, if a unit of
+    /// the counted side is about to become free: a process ends within half a second as a rule, and a claim that
+    /// loses its unit waits for the kubelet for more than a minute.
+    fn best_for(
+        &mut self,
+        own: Option<&UnitId>,
+        spoken_for: &BTreeSet<UnitId>,
+        patience: Patience,
+    ) -> Option<UnitId> {
+        if let Some(unit) = self.pool.best_counted(own, spoken_for) {
+            return Some(unit);
+        }
+        match patience {
+            Patience::Waits if self.pool.any_leaving(spoken_for) => return None,
+            Patience::Waits => {}
+            Patience::LastCall => {
+                self.end_given_up(spoken_for);
+                if let Some(unit) = self.pool.best_counted(own, spoken_for) {
+                    return Some(unit);
+                }
+            }
+        }
+        self.pool.best_clean(own, spoken_for)
+    }
+
+    /// Ends the holds of pods that the pod list shows as ended and pod-resources has not listed once since: the
+    /// kubelet has given up so many pods as it asks units for.
+    fn end_given_up(&mut self, spoken_for: &BTreeSet<UnitId>) {
+        for (unit, (_, pod)) in self.bound_units() {
+            let unlisted = self.pool.seen.unlisted.contains_key(&unit);
+            if unlisted && !spoken_for.contains(&unit) && self.pool.has_ended(&pod) {
+                self.end(&unit, EndCause::PodEnded, |hold| {
+                    matches!(hold.kind, HoldKind::Bound { .. })
+                });
+            }
+        }
+    }
+
     /// The pod that has the id is still there, so this call is for another pod: it gets another unit, and the two
     /// ids change places. Never the same unit again.
     fn substitute_lost(
@@ -198,7 +239,7 @@ impl Transition {
     ) -> Result<UnitId, AllocateOutcome> {
         let mut spoken_for = spoken_for.clone();
         spoken_for.insert(used.clone());
-        let unit = match self.pool.best_clean(None, &spoken_for) {
+        let unit = match self.best_for(None, &spoken_for, patience) {
             Some(unit) => unit,
             // A process may end, and so may the pod: the pod list can be a moment behind the kubelet.
             None if patience == Patience::Waits => return Err(AllocateOutcome::Wait),
@@ -341,54 +382,69 @@ impl Pool {
         uptime.saturating_sub(answered) >= GRANT_UNSEEN
     }
 
-    /// The best unit that nobody has and nothing runs on: the id's own, then one on the Legacy side, then one on
-    /// the Dra side, then one that is only reserved. Substitutes come from the tail of the list.
+    /// The best unit of the counted side that nobody has and nothing runs on: the id's own wherever it stands, then
+    /// one from the tail of the list.
+    fn best_counted(&self, own: Option<&UnitId>, spoken_for: &BTreeSet<UnitId>) -> Option<UnitId> {
+        let is_free = |unit: &UnitId| self.is_usable(unit, spoken_for) && self.is_unheld(unit);
+        own.filter(|unit| is_free(unit))
+            .cloned()
+            .or_else(|| self.last_on(&[Side::Legacy, Side::Rest], is_free))
+    }
+
+    /// The best unit that nobody has and nothing runs on: one of the counted side, then one on the move, then one of
+    /// the claims' side, then one that is only reserved. Substitutes come from the tail of the list.
     fn best_clean(&self, own: Option<&UnitId>, spoken_for: &BTreeSet<UnitId>) -> Option<UnitId> {
-        let usable = |unit: &UnitId| {
-            !spoken_for.contains(unit) && self.is_present(unit) && self.is_clean(unit)
-        };
-        let unheld = |unit: &UnitId| {
-            self.ledger.holds_touching(unit).next().is_none()
-                && self.allocated_to(unit).next().is_none()
-        };
-        let on = |sides: &'static [Side]| {
-            move |unit: &&UnitId| self.side_of(unit).is_some_and(|side| sides.contains(&side))
-        };
-        let tail: Vec<&UnitId> = self
-            .ledger
+        let is_usable = |unit: &UnitId| self.is_usable(unit, spoken_for);
+        let is_free = |unit: &UnitId| is_usable(unit) && self.is_unheld(unit);
+        let is_reserved = |unit: &UnitId| is_usable(unit) && self.is_only_reserved(unit);
+        self.best_counted(own, spoken_for)
+            .or_else(|| self.last_on(&[Side::Lowering, Side::Yielding, Side::Dark], is_free))
+            .or_else(|| self.last_on(&[Side::Dra], is_free))
+            .or_else(|| own.filter(|unit| is_reserved(unit)).cloned())
+            .or_else(|| self.last_on(&Side::ALL, is_reserved))
+    }
+
+    fn is_usable(&self, unit: &UnitId, spoken_for: &BTreeSet<UnitId>) -> bool {
+        !spoken_for.contains(unit) && self.is_present(unit) && self.is_clean(unit)
+    }
+
+    fn is_unheld(&self, unit: &UnitId) -> bool {
+        self.ledger.holds_touching(unit).next().is_none()
+            && self.allocated_to(unit).next().is_none()
+    }
+
+    /// The last unit of the list that is on one of these sides and fit.
+    fn last_on(&self, sides: &[Side], is_fit: impl Fn(&UnitId) -> bool) -> Option<UnitId> {
+        self.ledger
             .in_order()
             .into_iter()
             .rev()
             .map(|(unit, _)| unit)
-            .filter(|unit| usable(unit))
-            .collect();
-        let own = own.filter(|unit| usable(unit));
-        own.filter(|unit| unheld(unit))
-            .or_else(|| {
-                tail.iter()
-                    .copied()
-                    .filter(on(&[Side::Legacy, Side::Rest]))
-                    .find(|u| unheld(u))
-            })
-            .or_else(|| {
-                tail.iter()
-                    .copied()
-                    .filter(on(&[Side::Lowering, Side::Yielding, Side::Dark]))
-                    .find(|u| unheld(u))
-            })
-            .or_else(|| {
-                tail.iter()
-                    .copied()
-                    .filter(on(&[Side::Dra]))
-                    .find(|u| unheld(u))
-            })
-            .or_else(|| own.filter(|unit| self.is_only_reserved(unit)))
-            .or_else(|| {
-                tail.iter()
-                    .copied()
-                    .find(|unit| self.is_only_reserved(unit))
-            })
+            .filter(|unit| self.side_of(unit).is_some_and(|side| sides.contains(&side)))
+            .find(|unit| is_fit(unit))
             .cloned()
+    }
+
+    /// Whether some unit of a counted pod is about to become free: the pod has ended, or only its process is left.
+    fn any_leaving(&self, spoken_for: &BTreeSet<UnitId>) -> bool {
+        let has_ended = |hold: &Hold| match &hold.kind {
+            HoldKind::Bound { pod, .. } => self.has_ended(pod),
+            HoldKind::Foreign {
+                cause:
+                    ForeignCause::Lingering {
+                        former: Former::Counted(_),
+                    },
+            } => true,
+            HoldKind::Granted { .. }
+            | HoldKind::Reserved { .. }
+            | HoldKind::Prepared { .. }
+            | HoldKind::Foreign { .. } => false,
+        };
+        self.ledger
+            .holds
+            .iter()
+            .filter(|(unit, _)| !spoken_for.contains(*unit) && self.is_present(unit))
+            .any(|(_, holds)| holds.iter().any(has_ended))
     }
 
     fn is_only_reserved(&self, unit: &UnitId) -> bool {

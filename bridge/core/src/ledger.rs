@@ -27,6 +27,16 @@ pub enum Side {
 }
 
 impl Side {
+    /// Every side.
+    pub const ALL: [Self; 6] = [
+        Self::Legacy,
+        Self::Dra,
+        Self::Rest,
+        Self::Lowering,
+        Self::Yielding,
+        Self::Dark,
+    ];
+
     /// The side of a face.
     #[must_use]
     pub fn of(face: Face) -> Self {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::evidence::{Claims, ListedPod, Listing, Pods};
 use crate::hold::{Hold, HoldKind};
 use crate::id::{ClaimUid, DeviceId, PodRef, UnitId};
-use crate::pool::Transition;
+use crate::pool::{LINGER_COUNTED, Transition};
 use crate::report::{EndCause, Report};
 use crate::settings::Face;
 
@@ -62,10 +62,24 @@ impl Transition {
         self.show_units();
         self.free_foreign();
         self.reserve_allocated();
+        self.forget_lingering();
         self.steer();
     }
 
-    fn bound_units(&self) -> Vec<(UnitId, (DeviceId, PodRef))> {
+    /// Units whose process has gone, or is no passing one.
+    fn forget_lingering(&mut self) {
+        let now = self.now.uptime;
+        let ledger = &self.pool.ledger;
+        self.pool.seen.lingering.retain(|unit, since| {
+            let foreign = ledger
+                .holds_on(unit)
+                .iter()
+                .any(|hold| hold.face().is_none());
+            foreign && now.saturating_sub(*since) < LINGER_COUNTED
+        });
+    }
+
+    pub(crate) fn bound_units(&self) -> Vec<(UnitId, (DeviceId, PodRef))> {
         self.holds_where(|hold| match &hold.kind {
             HoldKind::Bound { id, pod } => Some((id.clone(), pod.clone())),
             HoldKind::Granted { .. }

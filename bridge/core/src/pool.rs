@@ -11,6 +11,11 @@ use crate::report::{EndCause, Report};
 use crate::settings::{Face, Settings};
 use crate::steer::Motion;
 
+/// How long the id of a unit stays healthy while only a process of its former counted pod is left on it. The API
+/// counts that unit as free already; a pod that is bound on that count would fail for good without a healthy id,
+/// while its `Allocate` can wait for the process. Processes outlive a force delete by half a second as a rule.
+pub(crate) const LINGER_COUNTED: Duration = Duration::from_secs(10);
+
 /// Whether the pool gives anything out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Standing {
@@ -54,6 +59,8 @@ pub(crate) struct Seen {
     pub(crate) causeless: BTreeMap<ClaimUid, Duration>,
     /// Ids that the kubelet's checkpoint names, while adoption is waited for.
     pub(crate) kubelet_ids: BTreeSet<DeviceId>,
+    /// Since when a process of an ended counted pod keeps a unit: for [`LINGER_COUNTED`] its id stays healthy.
+    pub(crate) lingering: BTreeMap<UnitId, Duration>,
     /// Ids already reported as listed without a hold.
     pub(crate) strangers: BTreeSet<DeviceId>,
 }
@@ -297,10 +304,12 @@ impl Pool {
             .holds_touching(unit)
             .all(|(_, hold)| match hold.kind {
                 HoldKind::Reserved { .. } => face == Face::Legacy,
-                HoldKind::Granted { .. }
-                | HoldKind::Bound { .. }
-                | HoldKind::Prepared { .. }
-                | HoldKind::Foreign { .. } => false,
+                HoldKind::Foreign { .. } => {
+                    face == Face::Legacy && self.seen.lingering.contains_key(unit)
+                }
+                HoldKind::Granted { .. } | HoldKind::Bound { .. } | HoldKind::Prepared { .. } => {
+                    false
+                }
             })
     }
 
@@ -379,6 +388,12 @@ impl Transition {
                     unit: unit.clone(),
                     former: former.clone(),
                 });
+                if matches!(former, Former::Counted(_)) {
+                    self.pool
+                        .seen
+                        .lingering
+                        .insert(unit.clone(), self.now.uptime);
+                }
                 let kind = HoldKind::Foreign {
                     cause: ForeignCause::Lingering { former },
                 };

@@ -317,6 +317,9 @@ impl World {
 
     fn play(&mut self, event: &Event) {
         let offers = self.daemon.pool.offers();
+        if !self.daemon.pool.is_mobile() {
+            self.read = offers.count;
+        }
         match event {
             Event::Bind(size) => {
                 let used: u32 = self.pods.iter().map(|(pod, _)| pod.may_own).sum();
@@ -382,7 +385,6 @@ impl World {
             // immediate: a pod that is bound in between can fail, as with every device plugin.
             Event::LoseNode => {
                 self.daemon.act(|t| t.observe_node(None));
-                self.read = self.daemon.pool.offers().count;
             }
         }
         self.tell();
