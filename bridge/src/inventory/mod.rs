@@ -90,7 +90,10 @@ pub async fn run(
             () = tokio::time::sleep(pause) => {}
             asked = on_demand.recv() => match asked {
                 Some(()) => anew = true,
-                None => tokio::time::sleep(pause).await,
+                None => tokio::select! {
+                    () = cancel.cancelled() => return,
+                    () = tokio::time::sleep(pause) => {}
+                },
             }
         }
     }
