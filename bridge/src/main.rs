@@ -8,8 +8,9 @@ use clap::Parser as _;
 use gpu_bridge::cli::{Cli, Error, LogFormat, Mistake, Mistakes};
 use tracing_subscriber::EnvFilter;
 
-/// The variable that says which log lines are written, and what holds without it.
-const LOG_FILTER: (&str, &str) = ("GPU_BRIDGE_LOG", "info");
+/// The variable that says which log lines are written, and what holds without it: the Kubernetes client writes a
+/// line for every request that fails, and whoever asked tells of the same, with the reason and not each time.
+const LOG_FILTER: (&str, &str) = ("GPU_BRIDGE_LOG", "info,kube_client=off");
 
 #[tokio::main]
 async fn main() -> ExitCode {
