@@ -512,25 +512,25 @@ impl Pool {
     }
 
     fn no_free_unit(&self, id: &DeviceId) -> Refusal {
-        let present = |unit: &&UnitId| self.is_present(unit);
+        let usable = |unit: &&UnitId| self.is_present(unit) && self.is_clean(unit);
         let foreign = self
             .ledger
             .holds
             .values()
             .filter(|holds| holds.iter().any(|hold| hold.face().is_none()))
             .count();
-        let lost = self
+        let lost_or_silent = self
             .ledger
             .units
             .keys()
-            .filter(|unit| self.ledger.holds_on(unit).is_empty() && !present(unit))
+            .filter(|unit| self.ledger.holds_on(unit).is_empty() && !usable(unit))
             .count();
         Refusal::NoFreeUnit {
             id: id.clone(),
             units: self.ledger.units.len(),
             claims: self.held_through(Face::Dra),
             counted: self.held_through(Face::Legacy),
-            unusable: foreign + lost,
+            unusable: foreign + lost_or_silent,
         }
     }
 }
