@@ -53,6 +53,7 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
         Some(path) => config::load(path)?,
         None => Config::default(),
     };
+    let client = client(options.kubeconfig.as_deref()).await?;
     let (store, pool) = open_store(&options, &config.settings)?;
     let nvml = start_nvml(&options)?;
     let cdi = Arc::new(CdiFiles::new(
@@ -73,7 +74,15 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
         ("arbiter", Ok(()))
     });
     let scans = start_inventory(&mut tasks, nvml, &handle, &conditions, &stop).await;
-    let client = client(options.kubeconfig.as_deref()).await?;
+    let (waiting, waiting_for) = watch::channel(String::new());
+    let sources = admin::Sources {
+        node: options.node_name.clone(),
+        handle: handle.clone(),
+        conditions: conditions.clone(),
+        waiting_for,
+    };
+    // Before the faces: a daemon that can't have its address must not come and go at the kubelet.
+    start_admin(&mut tasks, &options, sources, &stop).await?;
     let faces = Faces {
         options: &options,
         handle: &handle,
@@ -81,15 +90,7 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
         client,
         stop: &stop,
     };
-    let (waiting, waiting_for) = watch::channel(String::new());
     faces.start(&mut tasks, &store, cdi_claims, scans, waiting);
-    let sources = admin::Sources {
-        node: options.node_name.clone(),
-        handle: handle.clone(),
-        conditions,
-        waiting_for,
-    };
-    start_admin(&mut tasks, &options, sources, &stop).await?;
     info!(
         node = options.node_name,
         mode = config.settings.mode.as_str(),

@@ -14,6 +14,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand, ValueEnum};
+use kube::config::KubeconfigError;
 
 pub use ledger::{LedgerArgs, LedgerCommand};
 pub use run::{Mistake, Mistakes, RunArgs, RunOptions};
@@ -103,7 +104,9 @@ impl Error {
     pub fn exit_code(&self) -> ExitCode {
         ExitCode::from(match self {
             Self::Usage(_) | Self::Config(_) => USAGE,
-            Self::Daemon(error) if error.is::<config::Error>() => USAGE,
+            Self::Daemon(error) if error.is::<config::Error>() || error.is::<KubeconfigError>() => {
+                USAGE
+            }
             Self::Daemon(_) | Self::Status(_) | Self::Ledger(_) | Self::Output(_) => FAILURE,
         })
     }
