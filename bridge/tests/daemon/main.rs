@@ -1,0 +1,27 @@
+//! The whole daemon as a process of its own, without Kubernetes: the real binary between testkit's kubelet and API
+//! server and a fake NVML, everything in a temporary folder.
+//!
+//! What is judged here is what nobody sees in a part alone: starts without this or that, ends of every kind, and
+//! trouble of which the daemon must not die, and from which it must come back by itself.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stderr,
+    reason = "a test that meets what it does not expect shall panic, and say what it saw"
+)]
+
+mod adoption;
+mod claims;
+mod disk;
+mod end;
+mod gpus;
+mod kubelet;
+mod ledger;
+mod log;
+mod mistakes;
+mod modes;
+mod peers;
+mod process;
+mod slices;
+mod start;
+mod world;
