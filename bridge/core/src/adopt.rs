@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::evidence::{AllocatedClaim, BoundPod, Claims, Listing, PodPhase, Pods};
+use crate::evidence::{AllocatedClaim, BoundPod, Claims, Listing, PodPhase, Pods, UnitProcesses};
 use crate::hold::{ForeignCause, Hold, HoldKind};
 use crate::id::{ClaimUid, DeviceId, PodName, PodRef, PodUid, UnitId};
 use crate::ledger::{Access, Preparation, PreparedDevice};
@@ -48,6 +48,15 @@ pub enum CheckpointedResponse {
     Unknown,
 }
 
+/// What says that a claim was prepared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Proof {
+    /// pod-resources lists it with its device, which the kubelet has from a successful Prepare.
+    Listed,
+    /// The kubelet's DRA state or a CDI file names it, or could not be read.
+    OnDisk,
+}
+
 impl Transition {
     /// Remembers which ids the kubelet has allocated, while adoption is waited for: those stay Healthy.
     pub fn observe_kubelet_ids(&mut self, ids: BTreeSet<DeviceId>) {
@@ -63,7 +72,7 @@ impl Transition {
             return;
         }
         let unknown = self.adopt_counted(&adoption);
-        let claims = self.adopt_claims(&adoption);
+        let claims = self.adopt_claims(&adoption, &unknown);
         let foreign = self.adopt_foreign(&unknown);
         let counted = self.pool.held_through(Face::Legacy);
         self.pool.standing = Standing::Serving;
@@ -182,16 +191,23 @@ impl Transition {
         }
     }
 
-    fn adopt_claims(&mut self, adoption: &Adoption) -> usize {
+    /// Claims by what pod-resources lists, then by what is on disk for them: a claim whose Prepare was refused is in
+    /// the kubelet's state too, so that gives way to whoever may have the unit.
+    fn adopt_claims(&mut self, adoption: &Adoption, unknown: &[PodRef]) -> usize {
+        let (listed, others): (Vec<_>, Vec<_>) = adoption
+            .claims
+            .claims
+            .iter()
+            .partition(|allocated| adoption.listing.has_claim(&allocated.claim));
+        let on_disk = others.into_iter().filter(|allocated| {
+            let named = adoption.prepared.as_ref();
+            unknown.is_empty() && named.is_none_or(|named| named.contains(&allocated.claim.uid))
+        });
         let mut adopted = 0;
-        for allocated in &adoption.claims.claims {
-            let uid = &allocated.claim.uid;
-            let prepared = adoption
-                .prepared
-                .as_ref()
-                .is_none_or(|named| named.contains(uid))
-                || adoption.listing.has_claim(&allocated.claim);
-            if prepared && !adoption.unprepared.contains(uid) && self.adopt_prepared(allocated) {
+        let listed = listed.into_iter().map(|claim| (claim, Proof::Listed));
+        for (allocated, proof) in listed.chain(on_disk.map(|claim| (claim, Proof::OnDisk))) {
+            let given_back = adoption.unprepared.contains(&allocated.claim.uid);
+            if !given_back && self.adopt_prepared(allocated, proof) {
                 adopted += 1;
             }
         }
@@ -199,13 +215,13 @@ impl Transition {
     }
 
     /// Takes a claim over as prepared, on those of its units that have no other proven holder.
-    fn adopt_prepared(&mut self, allocated: &AllocatedClaim) -> bool {
+    fn adopt_prepared(&mut self, allocated: &AllocatedClaim, proof: Proof) -> bool {
         let mut devices = Vec::new();
         for device in &allocated.devices {
             let Some(unit) = self.pool.ledger.unit_named(&device.device).cloned() else {
                 continue;
             };
-            if device.access == Access::Owner && !self.adopt_claimed(allocated, &unit) {
+            if device.access == Access::Owner && !self.adopt_claimed(allocated, &unit, proof) {
                 continue;
             }
             devices.push(PreparedDevice {
@@ -229,13 +245,15 @@ impl Transition {
         true
     }
 
-    fn adopt_claimed(&mut self, allocated: &AllocatedClaim, unit: &UnitId) -> bool {
+    fn adopt_claimed(&mut self, allocated: &AllocatedClaim, unit: &UnitId, proof: Proof) -> bool {
+        let free = self.pool.is_clean(unit) || self.pool.runs_only(unit, &allocated.reserved_for);
         let ledger = &mut self.pool.ledger;
         let own = |hold: &Hold| hold.is_of_claim(&allocated.claim.uid);
         if ledger.holds_on(unit).iter().any(own) {
             return true;
         }
-        if ledger.holds_touching(unit).next().is_some() {
+        let proven = free || proof == Proof::Listed;
+        if !proven || ledger.holds_touching(unit).next().is_some() {
             return false;
         }
         let kind = HoldKind::Prepared {
@@ -281,6 +299,16 @@ impl Adoption {
 }
 
 impl Pool {
+    /// Whether every process on a unit is of one of these pods; no if NVML does not say.
+    fn runs_only(&self, unit: &UnitId, pods: &BTreeSet<PodUid>) -> bool {
+        match self.seen.processes.on(unit) {
+            UnitProcesses::Unknown => false,
+            UnitProcesses::Known(processes) => processes
+                .iter()
+                .all(|process| process.pod.as_ref().is_some_and(|pod| pods.contains(pod))),
+        }
+    }
+
     /// Pairs ids with units: each id with its own unit where that is among them, the rest in order.
     pub(crate) fn pair(&self, ids: &[DeviceId], units: &[UnitId]) -> Vec<(DeviceId, UnitId)> {
         let (own, other): (Vec<&DeviceId>, Vec<&DeviceId>) = ids

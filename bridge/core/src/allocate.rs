@@ -65,7 +65,7 @@ enum Carried {
     Again(UnitId),
     /// Its pod has ended, so the hold has.
     Ended(UnitId, EndCause),
-    /// Its pod is still there: the kubelet has lost its book.
+    /// Its pod is still there, or may be: the kubelet has lost its book.
     InUse(UnitId, Owner),
     /// Its pod is not active for the kubelet any more, and the pod list does not say yet that it has ended.
     Leaving(UnitId),
@@ -92,6 +92,8 @@ impl Transition {
         if let Some(listing) = &evidence.listing {
             draft.pool.seen.listing = Some(listing.clone());
             draft.pool.seen.listed_at = Some(draft.now.uptime);
+            // What has just been stored for another pod must not be taken for an answer that nobody has used.
+            draft.bind_listed();
         }
         draft.free_foreign();
         match draft.allocate_all(request, evidence) {
@@ -219,7 +221,7 @@ impl Transition {
     fn end_given_up(&mut self, spoken_for: &BTreeSet<UnitId>) {
         for (unit, (_, pod)) in self.bound_units() {
             let unlisted = self.pool.seen.unlisted.contains_key(&unit);
-            if unlisted && !spoken_for.contains(&unit) && self.pool.has_ended(&pod) {
+            if unlisted && !spoken_for.contains(&unit) && self.pool.has_surely_ended(&pod) {
                 self.end(&unit, EndCause::PodEnded, |hold| {
                     matches!(hold.kind, HoldKind::Bound { .. })
                 });
@@ -246,18 +248,17 @@ impl Transition {
             None => self.take_busy(id, None, &spoken_for)?,
         };
         self.swap_id(&used, id, &unit);
-        let pod = match owner {
-            Owner::Seen(pod) => {
-                // Under its new id it is listed nowhere, so nothing would ever bind it.
-                self.bind_granted(&used, &pod);
-                pod
-            }
-            Owner::Likely(pod) => pod,
-        };
-        self.report(Report::KubeletLostItsBook {
-            id: id.clone(),
-            pod,
-        });
+        if let Owner::Known(pod) = &owner {
+            // The kubelet takes the id that the hold has now for free, and no list will ever show whose it is.
+            self.bind_granted(&used, pod);
+        }
+        match owner {
+            Owner::Known(pod) | Owner::Perhaps(pod) => self.report(Report::KubeletLostItsBook {
+                id: id.clone(),
+                pod,
+            }),
+            Owner::Unknown => {}
+        }
         Ok(self.grant(id, &unit))
     }
 
@@ -362,15 +363,19 @@ impl Pool {
         let Some(listing) = &evidence.listing else {
             return Carried::Unclear;
         };
-        if let Some(owner) = self.still_has(id, pod.as_ref(), listing) {
+        if let Some(owner) = self.still_has(id, &unit, pod.as_ref(), listing) {
             return Carried::InUse(unit, owner);
         }
-        if pod.is_none() && !self.has_aged(&unit, uptime) && self.is_clean(&unit) {
+        let answered_here = self.seen.answered.contains_key(&unit);
+        let is_known = answered_here || self.seen.pods.is_some();
+        if pod.is_none() && is_known && !self.has_aged(&unit, uptime) && self.is_clean(&unit) {
             return Carried::Again(unit);
         }
         match pod {
             Some(pod) if self.has_ended(&pod) => Carried::Ended(unit, EndCause::PodEnded),
             Some(_) => Carried::Leaving(unit),
+            // A kubelet that lost its book while the API is away asks like this for what its pods have.
+            None if self.seen.pods.is_none() => Carried::InUse(unit, Owner::Unknown),
             None if !self.can_be_owned(listing) => Carried::Ended(unit, EndCause::NeverUsed),
             None => Carried::Leaving(unit),
         }

@@ -9,16 +9,18 @@ use std::collections::BTreeSet;
 
 use crate::evidence::{BoundPod, ListedPod, Listing, PodPhase};
 use crate::hold::HoldKind;
-use crate::id::{DeviceId, PodName, PodRef, PodUid};
+use crate::id::{DeviceId, PodName, PodRef, PodUid, UnitId};
 use crate::pool::Pool;
 
-/// The pod that has an id which the kubelet gives a second time.
+/// Who has an id that the kubelet gives a second time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Owner {
-    /// pod-resources shows it.
-    Seen(PodRef),
-    /// An init container that is never listed must have it; this is one of the pods in question.
-    Likely(PodRef),
+    /// This pod.
+    Known(PodRef),
+    /// Some pod whose init container is never listed, perhaps this one.
+    Perhaps(PodRef),
+    /// Nobody can say, for want of a list of pods.
+    Unknown,
 }
 
 impl Pool {
@@ -36,6 +38,11 @@ impl Pool {
             .is_some_and(|pods| pods.has_ended(&pod.name, pod.uid.as_ref()))
     }
 
+    /// The same, for sure: a pod without a UID may only be too new for the list.
+    pub(crate) fn has_surely_ended(&self, pod: &PodRef) -> bool {
+        pod.uid.is_some() && self.has_ended(pod)
+    }
+
     /// Units bound to pods of a name, those of predecessors that have ended left out.
     pub(crate) fn bound_to(&self, name: &PodName) -> usize {
         self.ledger
@@ -43,7 +50,7 @@ impl Pool {
             .values()
             .flatten()
             .filter(|hold| match &hold.kind {
-                HoldKind::Bound { pod, .. } => pod.name == *name && !self.has_ended(pod),
+                HoldKind::Bound { pod, .. } => pod.name == *name && !self.has_surely_ended(pod),
                 HoldKind::Granted { .. }
                 | HoldKind::Reserved { .. }
                 | HoldKind::Prepared { .. }
@@ -63,28 +70,29 @@ impl Pool {
     pub(crate) fn still_has(
         &self,
         id: &DeviceId,
+        unit: &UnitId,
         holder: Option<&PodRef>,
         listing: &Listing,
     ) -> Option<Owner> {
         if let Some(pod) = holder
             && listing.shows(&pod.name)
-            && !self.has_ended(pod)
+            && !self.has_surely_ended(pod)
         {
             // Active, with the id or without it: its containers may run, so the kubelet's book is wrong.
-            return Some(Owner::Seen(pod.clone()));
+            return Some(Owner::Known(pod.clone()));
         }
         let listed = listing
             .pods
             .iter()
             .find(|listed| listed.ids().contains(id) && !self.is_explained(listed));
         if let Some(listed) = listed {
-            return Some(Owner::Seen(PodRef {
+            return Some(Owner::Known(PodRef {
                 name: listed.pod.clone(),
                 uid: self.live_uid(&listed.pod),
             }));
         }
         if holder.is_none() {
-            return self.needs_every_granted_unit(listing).map(Owner::Likely);
+            return self.needs_every_granted_unit(unit, listing);
         }
         None
     }
@@ -92,35 +100,43 @@ impl Pool {
     /// A pod that may be the owner of a granted unit, if the started pods may own as many unlisted ids as there are
     /// such units: then each of them is spoken for. With more units than that some are left over from failed
     /// admissions, or are another container's of the pod that asks, and the kubelet knows which.
-    fn needs_every_granted_unit(&self, listing: &Listing) -> Option<PodRef> {
+    ///
+    /// A unit granted long ago is compared with its like: what was granted just now is of pods that have not started.
+    fn needs_every_granted_unit(&self, unit: &UnitId, listing: &Listing) -> Option<Owner> {
         let pods = self.seen.pods.as_ref()?;
         let candidates = || {
             pods.pods
                 .iter()
                 .filter(|bound| bound.phase == PodPhase::Live && bound.started)
+                .filter(|bound| listing.shows(&bound.pod))
                 .map(|bound| (bound, self.unlisted_ids(bound, listing)))
                 .filter(|(_, unlisted)| *unlisted > 0)
         };
         let unlisted: usize = candidates().map(|(_, unlisted)| unlisted).sum();
-        let granted = self
-            .ledger
-            .holds
-            .values()
-            .flatten()
-            .filter(|hold| match &hold.kind {
-                HoldKind::Granted { id } => listing.owner_of(id).is_none(),
-                HoldKind::Bound { .. }
-                | HoldKind::Reserved { .. }
-                | HoldKind::Prepared { .. }
-                | HoldKind::Foreign { .. } => false,
+        let now = self.seen.listed_at.unwrap_or_default();
+        let granted = || {
+            self.ledger.holds.iter().filter(|(_, holds)| {
+                holds
+                    .iter()
+                    .any(|hold| matches!(hold.kind, HoldKind::Granted { .. }))
             })
+        };
+        let alike = granted()
+            .filter(|(other, _)| self.has_aged(other, now) || !self.has_aged(unit, now))
             .count();
-        if unlisted < granted {
+        if unlisted < alike {
             return None;
         }
-        candidates().next().map(|(bound, _)| PodRef {
+        let (bound, _) = candidates().next()?;
+        let pod = PodRef {
             name: bound.pod.clone(),
             uid: Some(bound.uid.clone()),
+        };
+        let no_other = candidates().count() == 1 && unlisted >= granted().count();
+        Some(if no_other {
+            Owner::Known(pod)
+        } else {
+            Owner::Perhaps(pod)
         })
     }
 
@@ -134,7 +150,7 @@ impl Pool {
         })
     }
 
-    /// How many ids a pod may own beyond those that it is listed with.
+    /// How many ids a pod may own beyond those that it is listed with, or has a unit for all the same.
     fn unlisted_ids(&self, bound: &BoundPod, listing: &Listing) -> usize {
         let listed = listing
             .pods
@@ -143,7 +159,7 @@ impl Pool {
             .map_or(0, |listed| listed.ids().len());
         usize::try_from(bound.may_own)
             .unwrap_or(usize::MAX)
-            .saturating_sub(listed)
+            .saturating_sub(listed.max(self.bound_to(&bound.pod)))
     }
 
     /// Whether a listing is an empty answer of a kubelet whose sources are not ready yet: pods with GPUs run here, and

@@ -45,7 +45,10 @@ impl Transition {
 
     /// Takes the processes that the transition was begun with as a scan of their own: strangers on free units.
     pub fn observe_processes(&mut self) {
-        self.find_strangers();
+        // Before adoption nobody is known, so nobody is a stranger.
+        if self.pool.standing == crate::pool::Standing::Serving {
+            self.find_strangers();
+        }
         self.settle();
     }
 
@@ -100,7 +103,7 @@ impl Transition {
     }
 
     /// Granted ids that are listed are bound to their pod; a listed id without a hold is a stranger.
-    fn bind_listed(&mut self) {
+    pub(crate) fn bind_listed(&mut self) {
         let Some(listing) = self.pool.seen.listing.clone() else {
             return;
         };

@@ -197,6 +197,28 @@ pub(super) fn hold_in_words(hold: &Hold) -> String {
     }
 }
 
+/// `Granted`, `Ended:PodEnded`, ...
+pub(super) fn report_in_words(report: &Report) -> String {
+    match report {
+        Report::Granted { .. } => "Granted".to_owned(),
+        Report::Substituted { .. } => "Substituted".to_owned(),
+        Report::KubeletLostItsBook { .. } => "KubeletLostItsBook".to_owned(),
+        Report::HandedOverBusy { .. } => "HandedOverBusy".to_owned(),
+        Report::ClaimLostRace { .. } => "ClaimLostRace".to_owned(),
+        Report::Bound { .. } => "Bound".to_owned(),
+        Report::Reserved { .. } => "Reserved".to_owned(),
+        Report::Prepared { .. } => "Prepared".to_owned(),
+        Report::Ended { cause, .. } => format!("Ended:{}", cause.as_str()),
+        Report::Lingering { .. } => "Lingering".to_owned(),
+        Report::ForeignFound { .. } => "ForeignFound".to_owned(),
+        Report::UnknownHolder { .. } => "UnknownHolder".to_owned(),
+        Report::UnitAdded { .. } => "UnitAdded".to_owned(),
+        Report::UnitLost { .. } => "UnitLost".to_owned(),
+        Report::UnitReturned { .. } => "UnitReturned".to_owned(),
+        Report::Adopted { .. } => "Adopted".to_owned(),
+    }
+}
+
 pub(super) fn unit(text: &str) -> UnitId {
     UnitId::new(text).expect("the test names a unit")
 }

@@ -234,6 +234,18 @@ fn a_kubelet_without_its_checkpoint_gets_no_unit_of_an_init_container_that_sleep
 }
 
 #[test]
+fn a_kubelet_without_its_checkpoint_gets_nothing_of_an_init_container_while_the_api_is_away() {
+    let mut daemon = Daemon::with_gpus(1, all_legacy());
+    daemon.granted("GPU-0", &NOTHING);
+    daemon.pass(30);
+    daemon.act(|t| t.observe_pods(None));
+    let lost = listing(&[("init-pod", &[]), ("pod-b", &[])]);
+    let outcome = daemon.allocate(&["GPU-0"], Patience::LastCall, &lost);
+    assert!(matches!(outcome, AllocateOutcome::Refused(_)));
+    assert_eq!(daemon.holds("GPU-0"), "Granted GPU-0");
+}
+
+#[test]
 fn an_id_left_over_by_a_failed_admission_is_given_although_an_init_only_pod_runs() {
     let mut daemon = Daemon::with_gpus(2, all_legacy());
     daemon.granted("GPU-0", &NOTHING); // init-pod's, never listed
@@ -447,6 +459,23 @@ fn an_id_that_was_never_listed_is_unknown_although_it_names_a_unit() {
 // ---- Adoption ----
 
 #[test]
+fn a_pod_whose_process_was_seen_before_adoption_is_adopted_and_no_stranger() {
+    let mut daemon = without_ledger(2);
+    daemon.run("GPU-0", &[(7, Some("pod-a"))]);
+    daemon.run("GPU-1", &[(8, Some("pod-c"))]);
+    for _ in 0..3 {
+        daemon.act(crate::Transition::observe_processes);
+    }
+    let mut evidence = adoption(listing(&[("pod-a", &["GPU-0"])]), vec![live("pod-a", 1)]);
+    evidence.checkpoint = vec![checkpointed("pod-a", &["GPU-0"], Some(&["GPU-0"]))];
+    evidence.claims.claims = vec![allocated("claim-a", &["gpu-1"], &["pod-c"])];
+    evidence.prepared = None;
+    daemon.act(|t| t.adopt(evidence));
+    assert_eq!(daemon.holds("GPU-0"), "Bound GPU-0 pod-a");
+    assert_eq!(daemon.holds("GPU-1"), "Prepared claim-a");
+}
+
+#[test]
 fn two_pods_of_unknown_units_both_block_until_both_are_gone() {
     let mut daemon = without_ledger(3);
     let both = listing(&[("pod-a", &["GPU-0"]), ("pod-b", &["GPU-1"])]);
@@ -548,9 +577,36 @@ fn a_claim_that_lost_one_unit_to_a_counted_pod_keeps_its_others_when_it_is_adopt
     evidence.checkpoint = vec![checkpointed("pod-a", &["GPU-0"], Some(&["GPU-0"]))];
     evidence.claims.claims = vec![allocated("claim-a", &["gpu-0", "gpu-1"], &["pod-c"])];
     evidence.prepared = None;
+    daemon.run("GPU-1", &[(7, Some("pod-c"))]);
     daemon.act(|t| t.adopt(evidence));
     assert_eq!(daemon.holds("GPU-0"), "Bound GPU-0 pod-a");
     assert_eq!(daemon.holds("GPU-1"), "Prepared claim-a");
+}
+
+#[test]
+fn a_claim_that_was_refused_is_not_adopted_over_the_process_of_the_pod_that_has_the_unit() {
+    // The kubelet has the claim in its state from the refused call; the pod was force-deleted and is in no list.
+    let mut daemon = without_ledger(1);
+    let mut evidence = adoption(NOTHING, Vec::new());
+    evidence.claims.claims = vec![allocated("claim-a", &["gpu-0"], &["pod-c"])];
+    evidence.prepared = Some(BTreeSet::from([claim_ref("claim-a").uid]));
+    daemon.run("GPU-0", &[(7, Some("pod-a"))]);
+    daemon.act(|t| t.adopt(evidence));
+    assert_eq!(daemon.holds("GPU-0"), "Foreign UnknownProcess");
+    assert!(matches!(
+        daemon.prepare("claim-a", &["gpu-0"]),
+        PrepareOutcome::Wait(Refusal::UnitBusy { .. })
+    ));
+}
+
+#[test]
+fn a_claim_that_no_pod_is_listed_with_gives_way_to_a_pod_of_unknown_units() {
+    let mut daemon = without_ledger(1);
+    let mut evidence = adoption(listing(&[("pod-a", &[])]), vec![live("pod-a", 1)]);
+    evidence.claims.claims = vec![allocated("claim-a", &["gpu-0"], &["pod-c"])];
+    evidence.prepared = None;
+    daemon.act(|t| t.adopt(evidence));
+    assert_eq!(daemon.holds("GPU-0"), "Foreign UnknownUnitOf pod-a");
 }
 
 // ---- What was asked about in review, and holds ----

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::super::kit::{Daemon, POOL, claim_ref, gpu, hold_in_words, pod_name};
+use super::super::kit::{Daemon, POOL, claim_ref, gpu, hold_in_words, pod_name, report_in_words};
 use super::words;
 use crate::{
     Access, Adoption, AllocateOutcome, AllocateRequest, AllocatedClaim, AllocatedDevice, BoundPod,
@@ -134,7 +134,7 @@ impl Node {
     fn act<T>(&mut self, step: impl FnOnce(&mut Transition) -> T) -> T {
         let outcome = self.daemon.act(step);
         self.reports
-            .extend(self.daemon.reports.iter().map(words::report));
+            .extend(self.daemon.reports.iter().map(report_in_words));
         outcome
     }
 

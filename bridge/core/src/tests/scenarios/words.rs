@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::{
     AllocateOutcome, CountedOffer, DeviceId, DeviceName, Health, Limits, Mode, Offers,
-    PrepareOutcome, Report, Standing, UnitId,
+    PrepareOutcome, Standing, UnitId,
 };
 
 pub(super) fn mode(word: &str) -> Result<Mode, String> {
@@ -107,25 +107,4 @@ pub(super) fn claim_offers(offers: &Offers) -> String {
         .map(|offer| offer.taint.map_or("on", |taint| taint.as_str()))
         .collect();
     words.join(" ")
-}
-
-pub(super) fn report(report: &Report) -> String {
-    match report {
-        Report::Granted { .. } => "Granted".to_owned(),
-        Report::Substituted { .. } => "Substituted".to_owned(),
-        Report::KubeletLostItsBook { .. } => "KubeletLostItsBook".to_owned(),
-        Report::HandedOverBusy { .. } => "HandedOverBusy".to_owned(),
-        Report::ClaimLostRace { .. } => "ClaimLostRace".to_owned(),
-        Report::Bound { .. } => "Bound".to_owned(),
-        Report::Reserved { .. } => "Reserved".to_owned(),
-        Report::Prepared { .. } => "Prepared".to_owned(),
-        Report::Ended { cause, .. } => format!("Ended:{}", cause.as_str()),
-        Report::Lingering { .. } => "Lingering".to_owned(),
-        Report::ForeignFound { .. } => "ForeignFound".to_owned(),
-        Report::UnknownHolder { .. } => "UnknownHolder".to_owned(),
-        Report::UnitAdded { .. } => "UnitAdded".to_owned(),
-        Report::UnitLost { .. } => "UnitLost".to_owned(),
-        Report::UnitReturned { .. } => "UnitReturned".to_owned(),
-        Report::Adopted { .. } => "Adopted".to_owned(),
-    }
 }
