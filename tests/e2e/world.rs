@@ -42,7 +42,7 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// A split of 8 GPUs.
+    /// A fixed split of as many GPUs as both faces have together.
     pub fn split(legacy: u32, dra: u32) -> Self {
         Self {
             runtime: Runtime::Fake,
@@ -342,7 +342,12 @@ impl World {
         let tail = &lines[lines.len().saturating_sub(TAIL)..];
         eprintln!("--- the end of the daemon's log ---\n{}", tail.join("\n"));
         if let Some(kept) = std::env::var_os("E2E_KEEP") {
-            let kept = PathBuf::from(kept).join(format!("e2e-{}", std::process::id()));
+            let name = self
+                .dir
+                .path()
+                .file_name()
+                .expect("a temporary folder has a name");
+            let kept = PathBuf::from(kept).join(name);
             let _ = Command::new("cp")
                 .arg("-r")
                 .arg(self.dir.path())
@@ -387,6 +392,8 @@ fn start_cluster(dir: &Path, node: &FakeNode, flags: &[String]) -> Option<Child>
         .arg(node.state_dir())
         .arg("--apply")
         .arg(repository().join("manifests/base/rbac.yaml"))
+        .arg("--apply")
+        .arg(repository().join("manifests/base/admission.yaml"))
         .args(flags)
         .stdin(Stdio::null())
         .stdout(log.try_clone().expect("the log can be shared"))

@@ -106,11 +106,15 @@ impl Pool {
     }
 
     fn new(ledger: Ledger, settings: Settings, standing: Standing) -> Self {
+        let motion = Motion::at_start(&ledger);
         Self {
             ledger,
             settings,
             standing,
-            seen: Seen::default(),
+            seen: Seen {
+                motion,
+                ..Seen::default()
+            },
         }
     }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 use crate::evidence::PodPhase;
 use crate::hold::HoldKind;
 use crate::id::{ClaimUid, PodUid, UnitId};
-use crate::ledger::{Access, Side};
+use crate::ledger::{Access, Ledger, Side};
 use crate::pool::{Pool, Transition};
 use crate::settings::{Face, Mode};
 
@@ -24,8 +24,7 @@ const TURNS_IN_ROUND: u32 = 4;
 /// What steering remembers between observations; all of it comes back within a second after a restart.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Motion {
-    /// The count that the own Node's watch shows; `None`: it can't be seen or not be changed.
-    node_count: Option<u32>,
+    node: NodeView,
     /// Counted pods and allocated claims that are no news.
     known_pods: BTreeSet<PodUid>,
     known_claims: BTreeSet<ClaimUid>,
@@ -41,6 +40,34 @@ pub(crate) struct Motion {
     dark_since: BTreeMap<UnitId, Duration>,
     turn: Option<Turn>,
     wake_at: Option<Duration>,
+}
+
+/// What is known of the count in the own Node's status.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum NodeView {
+    /// Nothing since the start, and units were at rest or on their way before it: they stay as they are.
+    NotYet,
+    /// It can't be seen, or this daemon may not change it.
+    #[default]
+    Blind,
+    /// The watch shows this count.
+    Shown(u32),
+}
+
+impl Motion {
+    /// What a daemon remembers that starts with a ledger: nothing, but that it must not hasten.
+    pub(crate) fn at_start(ledger: &Ledger) -> Self {
+        let moves = |side: Side| !matches!(side, Side::Legacy | Side::Dra);
+        let node = if ledger.units.values().any(|record| moves(record.side)) {
+            NodeView::NotYet
+        } else {
+            NodeView::Blind
+        };
+        Self {
+            node,
+            ..Self::default()
+        }
+    }
 }
 
 /// One turn of those that share out what is free while things keep arriving.
@@ -62,6 +89,11 @@ impl Pool {
 
     /// Whether free units move: both faces are open, the limits leave room, and the count can be lowered.
     pub(crate) fn is_mobile(&self) -> bool {
+        self.may_move() && matches!(self.seen.motion.node, NodeView::Shown(_))
+    }
+
+    /// Whether mode and limits let units move.
+    fn may_move(&self) -> bool {
         let limits = self.settings.limits;
         let units = self.ledger.units.len();
         let fixed = match (limits.legacy, limits.dra) {
@@ -70,7 +102,7 @@ impl Pool {
             }
             (Some(_) | None, Some(_) | None) => false,
         };
-        self.settings.mode == Mode::Both && !fixed && self.seen.motion.node_count.is_some()
+        self.settings.mode == Mode::Both && !fixed
     }
 
     /// Units that nobody holds and that NVML sees, in order, each with its side.
@@ -127,7 +159,7 @@ impl Transition {
     /// Takes what the own Node shows as the count of the resource. `None`: it can't be seen, or this daemon may not
     /// change it; then nothing moves.
     pub fn observe_node(&mut self, count: Option<u32>) {
-        self.pool.seen.motion.node_count = count;
+        self.pool.seen.motion.node = count.map_or(NodeView::Blind, NodeView::Shown);
         self.settle();
     }
 
@@ -150,10 +182,14 @@ impl Transition {
     pub(crate) fn steer(&mut self) {
         self.note_arrivals();
         self.note_free();
-        if !self.pool.is_mobile() {
-            self.stand_still();
-            self.rebalance();
-            return;
+        match self.pool.seen.motion.node {
+            NodeView::Shown(_) if self.pool.may_move() => {}
+            NodeView::NotYet if self.pool.may_move() => return,
+            NodeView::NotYet | NodeView::Blind | NodeView::Shown(_) => {
+                self.stand_still();
+                self.rebalance();
+                return;
+            }
         }
         self.split_what_rests();
         self.call_off();
@@ -301,8 +337,10 @@ impl Transition {
     fn settle_moves(&mut self) {
         let now = self.now.uptime;
         let settle = self.pool.settings.pace.settle;
-        let shown = self.pool.seen.motion.node_count.unwrap_or(u32::MAX);
-        let is_lowered = shown <= self.pool.count();
+        let is_lowered = match self.pool.seen.motion.node {
+            NodeView::Shown(count) => count <= self.pool.count(),
+            NodeView::NotYet | NodeView::Blind => false,
+        };
         let motion = &mut self.pool.seen.motion;
         if is_lowered {
             motion.lowered_since.get_or_insert(now);

@@ -201,6 +201,18 @@ fn when_the_node_cannot_be_changed_everything_stands_still_on_the_fixed_split() 
 }
 
 #[test]
+fn a_restart_leaves_what_rests_at_rest() {
+    let before = resting(4);
+    let mut daemon = Daemon::on_ledger(before.pool.ledger().clone(), Settings::default());
+    check(&daemon, &expect!["RRRR count 4"]);
+    daemon.act(|t| t.observe_node(Some(0)));
+    check(&daemon, &expect!["RRRR count 4"]);
+    // A right that was withdrawn meanwhile is no reason to wait for ever.
+    daemon.act(|t| t.observe_node(None));
+    check(&daemon, &expect!["DDLL count 2"]);
+}
+
+#[test]
 fn limits_that_add_up_to_the_node_are_never_moved() {
     let settings = Settings {
         mode: Mode::Both,
