@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use bridge_core::{ClaimUid, Pool, Process, Processes, Settings, UnitId, UnitProcesses};
+use bridge_core::{ClaimUid, Pods, Pool, Process, Processes, Settings, UnitId, UnitProcesses};
 use bridge_nvml::Session;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use tokio::signal::unix::{SignalKind, signal};
@@ -332,10 +332,10 @@ impl Faces<'_> {
     ) {
         let resources =
             usage::PodResources::new(&self.options.kubelet_dir, self.options.node_name.clone());
-        self.start_device_plugin(tasks, &resources);
-        self.start_dra(tasks);
         let (claims_out, claims) = watch::channel(None);
         let (pods_out, pods) = watch::channel(None);
+        self.start_device_plugin(tasks, &resources, pods.clone());
+        self.start_dra(tasks);
         let (node, handle, stop) = self.own();
         let client = self.client.clone();
         tasks.spawn(async move {
@@ -349,9 +349,9 @@ impl Faces<'_> {
             ("pod watch", done.map_err(anyhow::Error::from))
         });
         let (_, handle, stop) = self.own();
-        let listing = resources.clone();
+        let (listing, bound) = (resources.clone(), pods.clone());
         tasks.spawn(async move {
-            let done = usage::run_listing(listing, handle, stop).await;
+            let done = usage::run_listing(listing, bound, handle, stop).await;
             ("pod-resources watch", done.map_err(anyhow::Error::from))
         });
         tasks.spawn(conditions::api(
@@ -387,7 +387,12 @@ impl Faces<'_> {
         )
     }
 
-    fn start_device_plugin(&self, tasks: &mut Tasks, resources: &usage::PodResources) {
+    fn start_device_plugin(
+        &self,
+        tasks: &mut Tasks,
+        resources: &usage::PodResources,
+        pods: watch::Receiver<Option<Pods>>,
+    ) {
         let settings = device_plugin::Settings {
             folder: self.options.device_plugin_dir.clone(),
             instance: self
@@ -396,11 +401,7 @@ impl Faces<'_> {
                 .as_ref()
                 .map_or_else(|| "node".to_owned(), ToString::to_string),
         };
-        let resources = resources.clone();
-        let list_now: device_plugin::ListNow = Arc::new(move || {
-            let resources = resources.clone();
-            Box::pin(async move { resources.list().await.map_err(|error| error.to_string()) })
-        });
+        let list_now = usage::ask_about(resources.clone(), self.handle.status(), pods);
         let (state, seen) = watch::channel(device_plugin::RegistrationState::default());
         let (_, handle, stop) = self.own();
         tasks.spawn(async move {

@@ -10,6 +10,8 @@ use bridge_core::{
 };
 use tokio::sync::{mpsc, oneshot, watch};
 
+use super::gate::{Gate, OpenAllocate};
+
 /// Why a call got no decision.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
@@ -129,6 +131,7 @@ pub struct Handle {
     offers: watch::Receiver<Arc<Offers>>,
     status: watch::Receiver<Arc<Status>>,
     started: Instant,
+    gate: Gate,
 }
 
 impl Handle {
@@ -145,6 +148,7 @@ impl Handle {
             offers,
             status,
             started,
+            gate: Gate::new(),
         }
     }
 
@@ -205,6 +209,23 @@ impl Handle {
     #[must_use]
     pub fn uptime(&self) -> Duration {
         self.started.elapsed()
+    }
+
+    /// The kubelet is about to pick ids: an `Allocate` follows within milliseconds, if at all.
+    pub fn announce_allocate(&self) {
+        self.gate.announce();
+    }
+
+    /// An `Allocate` has come in; it counts as in progress until the answer is dropped.
+    #[must_use]
+    pub fn open_allocate(&self) -> OpenAllocate {
+        self.gate.open()
+    }
+
+    /// Waits until no `Allocate` is in progress or about to come, and the last answer is stored by the kubelet: until
+    /// a `List` of pod-resources does no harm. It may take for ever.
+    pub async fn no_allocate(&self) {
+        self.gate.quiet().await;
     }
 
     async fn ask<T>(

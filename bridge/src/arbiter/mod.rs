@@ -2,10 +2,12 @@
 //!
 //! Everything that can change who has a GPU goes through [`Handle`]. Nothing else may hold a `&mut Pool`.
 
+mod gate;
 mod handle;
 mod reports;
 mod task;
 
+pub use gate::OpenAllocate;
 pub use handle::{
     AllocateReply, Call, Error, GrantedDevice, Handle, Observation, PrepareReply, PreparedReply,
 };

@@ -16,7 +16,7 @@ mod wire;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use bridge_core::Listing;
+use bridge_core::{DeviceId, Listing};
 use futures::future::BoxFuture;
 
 pub use register::{Error, RegistrationState, run};
@@ -24,8 +24,12 @@ pub use register::{Error, RegistrationState, run};
 /// The extended resource that is served. Its name is NVIDIA's, so that existing pods need no change.
 pub const RESOURCE: &str = "nvidia.com/gpu";
 
-/// Asks pod-resources once, now; the error says in words why there is no answer. Rule 5 needs it inside `Allocate`.
-pub type ListNow = Arc<dyn Fn() -> BoxFuture<'static, Result<Listing, String>> + Send + Sync>;
+/// Asks pod-resources now for the pods that may have the ids of an `Allocate`; the error says in words why there is no
+/// answer. Rule 5 needs it inside `Allocate`, so it must not be a `List`, see [`Handle::no_allocate`].
+///
+/// [`Handle::no_allocate`]: crate::arbiter::Handle::no_allocate
+pub type ListNow =
+    Arc<dyn Fn(Vec<DeviceId>) -> BoxFuture<'static, Result<Listing, String>> + Send + Sync>;
 
 /// Where and as whom to serve.
 #[derive(Debug, Clone)]

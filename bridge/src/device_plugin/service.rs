@@ -112,7 +112,7 @@ impl Service {
                 AllocateReply::Refused(refusal) => return Err(refuse(&refusal, texts)),
                 AllocateReply::NeedsListing if listing.is_none() => {
                     listing = Some(
-                        (self.list_now)()
+                        (self.list_now)(ids.clone())
                             .await
                             .map_err(|why| unlisted(&why, texts))?,
                     );
@@ -165,6 +165,7 @@ impl DevicePlugin for Service {
         &self,
         request: Request<PreferredAllocationRequest>,
     ) -> Result<Response<PreferredAllocationResponse>, Status> {
+        self.handle.announce_allocate();
         let offers = Arc::clone(&self.handle.offers().borrow());
         let containers = request.into_inner().container_requests;
         let container_responses = containers
@@ -186,6 +187,7 @@ impl DevicePlugin for Service {
         &self,
         request: Request<AllocateCall>,
     ) -> Result<Response<AllocateResponse>, Status> {
+        let _open = self.handle.open_allocate();
         let containers = request.into_inner().container_requests;
         if containers.is_empty() {
             // An empty answer would make the kubelet leak what it has reserved.

@@ -17,7 +17,7 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 pub use adoption::{AdoptionInputs, UnitMinors, UnpreparedClaims, run_adoption};
-pub use pod_resources::{Error, PodResources, run_listing};
+pub use pod_resources::{AskAbout, Error, PodResources, ask_about, run_listing};
 pub use pods::run_pods;
 pub use processes::{pod_of_process, process_name};
 

@@ -1,22 +1,25 @@
 //! The kubelet's pod-resources: which pod has which ids and claims, asked again and again.
 
+mod about;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bridge_core::{
-    DeviceId, DeviceName, HoldKind, ListedClaim, ListedDevice, ListedPod, Listing, PodName, Status,
-    UnitId,
+    DeviceId, DeviceName, HoldKind, ListedClaim, ListedDevice, ListedPod, Listing, PodName, Pods,
+    Status, UnitId,
 };
 use legacy_proto::podresources::pod_resources_lister_client::PodResourcesListerClient;
-use legacy_proto::podresources::{
-    self, ContainerResources, ListPodResourcesRequest, ListPodResourcesResponse,
-};
+use legacy_proto::podresources::{self, ContainerResources, ListPodResourcesRequest};
+use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
+
+pub use about::{AskAbout, ask_about};
 
 use super::{DRIVER, LOG_AGAIN, RESOURCE, Told, status_text, tell};
 use crate::arbiter::{self, Handle, Observation};
@@ -34,6 +37,14 @@ const PERIOD_EXPECTING: Duration = Duration::from_millis(200);
 /// For so long after a grant its pod is expected: the kubelet stores the answer at once, and an ordinary init
 /// container never shows up.
 const EXPECTING: Duration = Duration::from_secs(2);
+/// Time between two Lists while a pod that has ended still holds a unit: two Lists without it end the hold.
+const PERIOD_ENDING: Duration = Duration::from_millis(200);
+/// For so long after a pod has ended the kubelet is expected not to list it any more. After a force delete it may list
+/// it for the whole grace period.
+const ENDING: Duration = Duration::from_secs(5);
+/// How long a List waits for an `Allocate` to end. It takes about a second at worst; on a node where one follows the
+/// other without a pause, holds must end all the same.
+const GATE_LIMIT: Duration = Duration::from_secs(2);
 
 /// Why there is no listing.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -68,6 +79,8 @@ pub struct PodResources {
     client: PodResourcesListerClient<Channel>,
     node: String,
     oddities: Arc<Throttle>,
+    /// The last List's answer; `None` when it failed.
+    last: Arc<Mutex<Option<Listing>>>,
 }
 
 impl PodResources {
@@ -84,14 +97,23 @@ impl PodResources {
             client,
             node,
             oddities: Arc::new(Throttle::new(LOG_AGAIN)),
+            last: Arc::default(),
         }
     }
 
-    /// Asks once, now; takes 2 s at most.
+    /// Asks for all pods once, now; takes 2 s at most.
+    ///
+    /// While an `Allocate` is in progress it does harm, see [`Handle::no_allocate`].
     ///
     /// # Errors
     /// The kubelet does not answer. That says nothing about any pod.
     pub async fn list(&self) -> Result<Listing, Error> {
+        let listing = self.try_list().await;
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = listing.clone().ok();
+        listing
+    }
+
+    async fn try_list(&self) -> Result<Listing, Error> {
         let mut client = self.client.clone();
         let answer = timeout(LIST_LIMIT, client.list(ListPodResourcesRequest {}))
             .await
@@ -102,30 +124,26 @@ impl PodResources {
                 socket: self.socket.clone(),
                 reason: status_text(&status),
             })?;
-        Ok(self.listing(answer.into_inner()))
+        let pods = answer.into_inner().pod_resources.into_iter();
+        Ok(Listing {
+            pods: pods.map(|pod| self.listed(pod)).collect(),
+        })
     }
 
-    fn listing(&self, answer: ListPodResourcesResponse) -> Listing {
-        let pods = answer.pod_resources.into_iter().filter_map(|pod| {
-            let mut devices = Vec::new();
-            let mut claims = BTreeSet::new();
-            for container in &pod.containers {
-                self.devices_of(container, &mut devices);
-                self.claims_of(container, &mut claims);
-            }
-            let listed = ListedPod {
-                pod: PodName {
-                    namespace: pod.namespace,
-                    name: pod.name,
-                },
-                devices,
-                claims: claims.into_iter().collect(),
-            };
-            let has_ours = !listed.devices.is_empty() || !listed.claims.is_empty();
-            has_ours.then_some(listed)
-        });
-        Listing {
-            pods: pods.collect(),
+    fn listed(&self, pod: podresources::PodResources) -> ListedPod {
+        let mut devices = Vec::new();
+        let mut claims = BTreeSet::new();
+        for container in &pod.containers {
+            self.devices_of(container, &mut devices);
+            self.claims_of(container, &mut claims);
+        }
+        ListedPod {
+            pod: PodName {
+                namespace: pod.namespace,
+                name: pod.name,
+            },
+            devices,
+            claims: claims.into_iter().collect(),
         }
     }
 
@@ -179,26 +197,35 @@ impl PodResources {
 }
 
 /// Asks pod-resources for ever, and tells the pool: each second while anything is held, else each 10 s, and more
-/// often for a moment after a grant.
+/// often for a moment after a grant and after the end of a pod that holds a unit. Never while an `Allocate` is in
+/// progress, unless that takes longer than 2 s.
 ///
 /// # Errors
 /// [`arbiter::Error::Stopping`]: the arbiter has ended. A kubelet that is away is no error: it is asked again.
 pub async fn run_listing(
     resources: PodResources,
+    pods: watch::Receiver<Option<Pods>>,
     handle: Handle,
     stop: CancellationToken,
 ) -> Result<(), arbiter::Error> {
     tokio::select! {
         () = stop.cancelled() => Ok(()),
-        ended = ask_for_ever(&resources, &handle) => ended,
+        ended = ask_for_ever(&resources, pods, &handle) => ended,
     }
 }
 
-async fn ask_for_ever(resources: &PodResources, handle: &Handle) -> Result<(), arbiter::Error> {
+async fn ask_for_ever(
+    resources: &PodResources,
+    mut pods: watch::Receiver<Option<Pods>>,
+    handle: &Handle,
+) -> Result<(), arbiter::Error> {
     let mut status = handle.status();
     let mut rhythm = Rhythm::default();
     let mut trouble = Trouble::default();
     loop {
+        if timeout(GATE_LIMIT, handle.no_allocate()).await.is_err() {
+            debug!("pod-resources is listed while an Allocate is in progress");
+        }
         let asked = Instant::now();
         match resources.list().await {
             Ok(listing) => {
@@ -212,11 +239,13 @@ async fn ask_for_ever(resources: &PodResources, handle: &Handle) -> Result<(), a
         loop {
             let next = {
                 let shown = status.borrow_and_update();
-                rhythm.next(&shown, asked)
+                let bound = pods.borrow_and_update();
+                rhythm.next(&shown, bound.as_ref(), asked)
             };
             tokio::select! {
                 () = sleep_until(next) => break,
                 changed = status.changed() => changed.map_err(|_| arbiter::Error::Stopping)?,
+                Ok(()) = pods.changed() => {}
             }
         }
     }
@@ -227,28 +256,22 @@ async fn ask_for_ever(resources: &PodResources, handle: &Handle) -> Result<(), a
 struct Rhythm {
     /// Granted units, and until when their pods are expected.
     expected: BTreeMap<UnitId, Instant>,
+    /// Units of pods that have ended, and until when the kubelet is expected to unlist them.
+    ending: BTreeMap<UnitId, Instant>,
 }
 
 impl Rhythm {
-    fn next(&mut self, status: &Status, asked: Instant) -> Instant {
+    fn next(&mut self, status: &Status, pods: Option<&Pods>, asked: Instant) -> Instant {
         let now = Instant::now();
-        let granted: BTreeSet<&UnitId> = status
-            .units
-            .iter()
-            .filter(|unit| {
-                let mut holds = unit.holds.iter();
-                holds.any(|hold| matches!(hold.kind, HoldKind::Granted { .. }))
-            })
-            .map(|unit| &unit.unit)
-            .collect();
-        self.expected.retain(|unit, _| granted.contains(unit));
-        for unit in granted {
-            self.expected
-                .entry(unit.clone())
-                .or_insert_with(|| now + EXPECTING);
-        }
+        let granted = units_with(status, |kind| matches!(kind, HoldKind::Granted { .. }));
+        keep_since(&mut self.expected, &granted, now + EXPECTING);
+        let ended = units_with(status, |kind| has_ended(kind, pods));
+        keep_since(&mut self.ending, &ended, now + ENDING);
+        let runs = |times: &BTreeMap<UnitId, Instant>| times.values().any(|until| *until > now);
         let held = status.units.iter().any(|unit| !unit.holds.is_empty());
-        let period = if self.expected.values().any(|until| *until > now) {
+        let period = if runs(&self.ending) {
+            PERIOD_ENDING
+        } else if runs(&self.expected) {
             PERIOD_EXPECTING
         } else if held {
             PERIOD_HELD
@@ -256,6 +279,34 @@ impl Rhythm {
             PERIOD_IDLE
         };
         asked + period
+    }
+}
+
+fn units_with(status: &Status, is: impl Fn(&HoldKind) -> bool) -> BTreeSet<&UnitId> {
+    let units = status.units.iter();
+    units
+        .filter(|unit| unit.holds.iter().any(|hold| is(&hold.kind)))
+        .map(|unit| &unit.unit)
+        .collect()
+}
+
+/// Forgets the units that are not there any more, and notes `until` for new ones.
+fn keep_since(times: &mut BTreeMap<UnitId, Instant>, units: &BTreeSet<&UnitId>, until: Instant) {
+    times.retain(|unit, _| units.contains(unit));
+    for unit in units {
+        times.entry((*unit).clone()).or_insert(until);
+    }
+}
+
+fn has_ended(kind: &HoldKind, pods: Option<&Pods>) -> bool {
+    match kind {
+        HoldKind::Bound { pod, .. } => {
+            pods.is_some_and(|pods| pods.has_ended(&pod.name, pod.uid.as_ref()))
+        }
+        HoldKind::Granted { .. }
+        | HoldKind::Reserved { .. }
+        | HoldKind::Prepared { .. }
+        | HoldKind::Foreign { .. } => false,
     }
 }
 
@@ -284,5 +335,88 @@ impl Trouble {
             );
             *self = Self::default();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::SystemTime;
+
+    use bridge_core::{
+        BoundPod, Hold, PodPhase, PodRef, PodSource, PodUid, Settings, Side, Standing, UnitState,
+        UnitStatus,
+    };
+
+    use super::*;
+
+    fn name() -> PodName {
+        PodName {
+            namespace: "a".to_owned(),
+            name: "p".to_owned(),
+        }
+    }
+
+    fn bound_status() -> Status {
+        let unit = UnitId::new("GPU-0").unwrap();
+        let kind = HoldKind::Bound {
+            id: DeviceId::of_unit(unit.clone()),
+            pod: PodRef {
+                name: name(),
+                uid: None,
+            },
+        };
+        Status {
+            standing: Standing::Serving,
+            generation: 1,
+            settings: Settings::default(),
+            at: SystemTime::UNIX_EPOCH,
+            units: vec![UnitStatus {
+                device: DeviceName::new("gpu-0").unwrap(),
+                id: Some(DeviceId::of_unit(unit.clone())),
+                unit,
+                product_name: "NVIDIA H200".to_owned(),
+                side: Side::Legacy,
+                state: UnitState::Held,
+                present: true,
+                holds: vec![Hold::exclusive(kind, SystemTime::UNIX_EPOCH)],
+            }],
+        }
+    }
+
+    fn pods(phase: PodPhase) -> Pods {
+        Pods {
+            source: PodSource::Api,
+            pods: vec![BoundPod {
+                pod: name(),
+                uid: PodUid::new("uid-p").unwrap(),
+                phase,
+                may_own: 1,
+                started: true,
+            }],
+        }
+    }
+
+    #[test]
+    fn the_end_of_a_pod_makes_lists_frequent_for_a_while_only() {
+        let (status, asked) = (bound_status(), Instant::now());
+        let mut rhythm = Rhythm::default();
+        let live = pods(PodPhase::Live);
+        assert_eq!(rhythm.next(&status, None, asked), asked + PERIOD_HELD);
+        assert_eq!(
+            rhythm.next(&status, Some(&live), asked),
+            asked + PERIOD_HELD
+        );
+        let ended = pods(PodPhase::Terminal);
+        assert_eq!(
+            rhythm.next(&status, Some(&ended), asked),
+            asked + PERIOD_ENDING
+        );
+        for until in rhythm.ending.values_mut() {
+            *until = asked;
+        }
+        assert_eq!(
+            rhythm.next(&status, Some(&ended), asked),
+            asked + PERIOD_HELD
+        );
     }
 }

@@ -7,6 +7,7 @@
 
 mod adoption;
 mod allocate;
+mod listing;
 mod registration;
 mod support;
 mod usage;

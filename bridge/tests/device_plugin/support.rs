@@ -316,7 +316,7 @@ impl Plugin {
 
 /// pod-resources that a test answers for.
 pub(crate) fn listing(answer: Result<Listing, String>) -> ListNow {
-    Arc::new(move || {
+    Arc::new(move |_| {
         let answer = answer.clone();
         async move { answer }.boxed()
     })

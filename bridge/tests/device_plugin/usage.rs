@@ -1,7 +1,6 @@
 //! Holds follow what the kubelet and the API server tell.
 
 use std::path::Path;
-use std::sync::Arc;
 use std::time::Duration;
 
 use bridge_core::{Phase, PodPhase, PodSource, Pods, Process};
@@ -30,9 +29,10 @@ impl Usage {
         let (out, pods) = watch::channel(None);
         let mut tasks = JoinSet::new();
         let (listing, for_listing) = (resources.clone(), handle.clone());
+        let bound = pods.clone();
         tasks.spawn(async move {
-            let ended = usage::run_listing(listing, for_listing, CancellationToken::new()).await;
-            drop(ended);
+            let stop = CancellationToken::new();
+            drop(usage::run_listing(listing, bound, for_listing, stop).await);
         });
         let (dir, for_pods) = (kubelet_dir.to_owned(), handle.clone());
         tasks.spawn(async move {
@@ -50,11 +50,8 @@ impl Usage {
     /// The plugin that asks these pod-resources.
     pub(crate) fn plugin(&self, folder: &Path, handle: &Handle) -> Plugin {
         let resources = self.resources.clone();
-        let list_now: gpu_bridge::device_plugin::ListNow = Arc::new(move || {
-            let resources = resources.clone();
-            Box::pin(async move { resources.list().await.map_err(|error| error.to_string()) })
-        });
-        Plugin::start(folder, handle.clone(), list_now)
+        let ask = usage::ask_about(resources, handle.status(), self.pods.clone());
+        Plugin::start(folder, handle.clone(), ask)
     }
 }
 

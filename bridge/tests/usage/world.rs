@@ -10,10 +10,9 @@ use bridge_core::{
     Gpu, Hold, HoldKind, Inventory, Ledger, Mode, Pods, Pool, Processes, Settings, Status, UnitId,
     UnitProcesses,
 };
-use futures::FutureExt as _;
 use gpu_bridge::arbiter::{self, Call, Handle, Observation};
 use gpu_bridge::cdi::{CdiFiles, Roots};
-use gpu_bridge::device_plugin::{self, ListNow, RegistrationState};
+use gpu_bridge::device_plugin::{self, RegistrationState};
 use gpu_bridge::store::{BootId, Store};
 use gpu_bridge::usage::{self, PodResources};
 use kube::Client;
@@ -277,11 +276,8 @@ impl World {
         let mut tasks = JoinSet::new();
 
         let resources = PodResources::new(&root, NODE.to_owned());
-        let asked = resources.clone();
-        let list_now: ListNow = Arc::new(move || {
-            let asked = asked.clone();
-            async move { asked.list().await.map_err(|error| error.to_string()) }.boxed()
-        });
+        let (out, pods) = watch::channel(None);
+        let list_now = usage::ask_about(resources.clone(), arbiter.handle.status(), pods.clone());
         let (state, registration) = watch::channel(RegistrationState::default());
         let plugin = device_plugin::run(
             device_plugin::Settings {
@@ -295,9 +291,13 @@ impl World {
         );
         tasks.spawn(async move { plugin.await.unwrap() });
 
-        let listing = usage::run_listing(resources, arbiter.handle.clone(), stop.clone());
+        let listing = usage::run_listing(
+            resources,
+            pods.clone(),
+            arbiter.handle.clone(),
+            stop.clone(),
+        );
         tasks.spawn(async move { drop(listing.await) });
-        let (out, pods) = watch::channel(None);
         let following = usage::run_pods(
             client(&api),
             NODE.to_owned(),
