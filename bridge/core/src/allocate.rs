@@ -89,12 +89,6 @@ impl Transition {
             return AllocateOutcome::Refused(refusal);
         }
         let mut draft = self.clone();
-        if let Some(listing) = &evidence.listing {
-            draft.pool.seen.listing = Some(listing.clone());
-            draft.pool.seen.listed_at = Some(draft.now.uptime);
-            // What has just been stored for another pod must not be taken for an answer that nobody has used.
-            draft.bind_listed();
-        }
         draft.free_foreign();
         match draft.allocate_all(request, evidence) {
             Ok(grants) => {

@@ -248,6 +248,7 @@ impl Processes {
 /// What a call brings along that was read after it arrived.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Evidence {
-    /// A pod-resources answer that was asked for after the call arrived; `None` if nobody asked yet.
+    /// What pod-resources said about the ids of the call after it arrived; `None` if nobody asked yet. It need not be
+    /// complete: pods that were not asked about are as in the last listing, so nothing but the call is judged by it.
     pub listing: Option<Listing>,
 }

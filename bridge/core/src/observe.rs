@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::evidence::{Claims, ListedPod, Listing, Pods};
 use crate::hold::{Hold, HoldKind};
 use crate::id::{ClaimUid, DeviceId, PodRef, UnitId};
-use crate::pool::{LINGER_COUNTED, Transition};
+use crate::pool::{LINGER_COUNTED, Pool, Transition};
 use crate::report::{EndCause, Report};
 use crate::settings::Face;
 
@@ -14,6 +14,14 @@ use crate::settings::Face;
 const UNLISTED_LIMIT: u32 = 2;
 /// A prepared claim without any cause to be is ended after this time without an Unprepare.
 const CAUSELESS_LIMIT: Duration = Duration::from_secs(60);
+
+impl Pool {
+    /// Whether pod-resources was listed since the unit was granted, in the same moment at the earliest.
+    fn is_listed_since_answer(&self, unit: &UnitId) -> bool {
+        let answered = self.seen.answered.get(unit);
+        answered.is_none_or(|answered| self.seen.listed_at.is_some_and(|at| at >= *answered))
+    }
+}
 
 impl Transition {
     /// Takes an answer of pod-resources.
@@ -127,7 +135,10 @@ impl Transition {
         };
         let unit = unit.clone();
         let bind = match &hold.kind {
-            HoldKind::Granted { .. } => !self.pool.is_explained(listed),
+            // A listing from before the answer names the pod that had the id before.
+            HoldKind::Granted { .. } => {
+                self.pool.is_listed_since_answer(&unit) && !self.pool.is_explained(listed)
+            }
             // The UID is filled in once a pod list names it.
             HoldKind::Bound { pod: known, .. } if known.name == pod.name => {
                 known.uid.is_none() && pod.uid.is_some()
@@ -166,7 +177,7 @@ impl Transition {
         let Some(unit) = self.pool.ledger.unit_behind(id).cloned() else {
             return;
         };
-        if self.pool.is_explained(listed) {
+        if self.pool.is_explained(listed) || self.pool.has_ended(pod) {
             return;
         }
         let free = self

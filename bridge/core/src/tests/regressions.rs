@@ -722,3 +722,28 @@ fn an_onlooker_of_a_device_never_keeps_its_owner_out() {
     daemon.pass(1);
     assert_eq!(daemon.uptime, Duration::from_secs(1));
 }
+
+#[test]
+fn a_listing_from_before_the_answer_does_not_give_the_unit_to_the_pod_before() {
+    let mut daemon = Daemon::with_gpus(1, all_legacy());
+    daemon.see_pods(&[live("pod-a", 1)]);
+    daemon.granted("GPU-0", &listing(&[]));
+    daemon.pass(1);
+    daemon.list(&listing(&[("pod-a", &["GPU-0"])]));
+    assert_eq!(daemon.holds("GPU-0"), "Bound GPU-0 pod-a");
+    // pod-a has ended, and the kubelet gives its id to the init container of pod-b before it is listed again.
+    daemon.pass(1);
+    daemon.see_pods(&[in_flight("pod-b", 1)]);
+    daemon.granted("GPU-0", &listing(&[]));
+    daemon.act(crate::Transition::pass_time);
+    assert_eq!(daemon.holds("GPU-0"), "Granted GPU-0");
+    for _ in 0..5 {
+        daemon.pass(1);
+        daemon.list(&listing(&[]));
+    }
+    assert_eq!(
+        daemon.holds("GPU-0"),
+        "Granted GPU-0",
+        "pod-resources never lists an init container, and pod-b is there"
+    );
+}
