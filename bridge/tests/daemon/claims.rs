@@ -1,8 +1,10 @@
 //! Claims that can't be prepared: the sentence in the pod's event says what to do, and nothing is lost.
 
+use std::time::Duration;
+
 use serde_json::json;
 
-use crate::world::{NAMESPACE, NODE, World, claim_uid};
+use crate::world::{NAMESPACE, NODE, SOON, World, claim_uid, pod_uid, stays, until};
 
 fn assert_says(refused: &str, parts: &[&str]) {
     for part in parts {
@@ -122,12 +124,22 @@ async fn a_claim_for_a_held_gpu_is_refused_with_the_kind_of_its_holder_and_waits
         .as_str()
         .unwrap()
         .to_owned();
-    for (name, device) in [("on-counted", device.as_str()), ("on-claim", "gpu-0")] {
+    // Nobody knows this process, and nobody has this GPU.
+    let stranger = world.gpu("gpu-1");
+    world.start_process(&stranger.uuid, 4321, &pod_uid("nobody"));
+    for (name, device) in [
+        ("on-counted", device.as_str()),
+        ("on-claim", "gpu-0"),
+        ("on-busy", "gpu-1"),
+    ] {
         world.allocate_claim(name, device, name);
         world.admit_claimant(name).await;
     }
-    let (on_counted, on_claim) =
-        tokio::join!(world.prepare("on-counted"), world.prepare("on-claim"));
+    let (on_counted, on_claim, on_busy) = tokio::join!(
+        world.prepare("on-counted"),
+        world.prepare("on-claim"),
+        world.prepare("on-busy")
+    );
     let refused = on_counted.unwrap_err();
     assert_says(
         &refused,
@@ -152,12 +164,17 @@ async fn a_claim_for_a_held_gpu_is_refused_with_the_kind_of_its_holder_and_waits
         !refused.contains("train/first"),
         "another tenant's claim: {refused}"
     );
+    let refused = on_busy.unwrap_err();
+    assert_says(
+        &refused,
+        &["UnitBusy", &stranger.uuid, "4321", "end that process"],
+    );
+    world.end_process(&stranger.uuid, 4321);
+    world.prepare("on-busy").await.unwrap();
 
     // A counted pod for which nothing is left fails for good, and says so.
     world.run_counted("last", 1).await;
     let unit = world.ids("last").remove(0);
-    let third = world.free_device().await;
-    world.run_claimant("third", &third).await;
     let refused = world.allocate(&[&unit]).await.unwrap_err();
     assert_says(&refused, &["NoFreeUnit", "of 4 GPUs", "delete it"]);
 
@@ -165,4 +182,34 @@ async fn a_claim_for_a_held_gpu_is_refused_with_the_kind_of_its_holder_and_waits
     let ends = async { world.end_pod("counted").await };
     let (on_counted, ()) = tokio::join!(world.prepare("on-counted"), ends);
     on_counted.unwrap();
+}
+
+#[tokio::test]
+async fn of_two_claims_that_want_one_gpu_at_once_one_gets_it_and_the_other_when_it_is_free() {
+    let world = World::running(2).await;
+    for name in ["a", "b"] {
+        world.allocate_claim(name, "gpu-0", name);
+        world.admit_claimant(name).await;
+    }
+    let hand_over = async {
+        let held = world.wait_for_holds("Prepared", 1).await;
+        let winner = if held[0].3 == claim_uid("a") {
+            "a"
+        } else {
+            "b"
+        };
+        let only_one_has_it = async || {
+            let specs = ["a", "b"].map(|name| world.claim_spec(&claim_uid(name)).exists());
+            specs == [winner == "a", winner == "b"]
+        };
+        until("one has it", SOON, only_one_has_it).await;
+        stays("only one has it", Duration::from_secs(1), only_one_has_it).await;
+        world.end_pod(winner).await;
+        winner
+    };
+    let (a, b, winner) = tokio::join!(world.prepare("a"), world.prepare("b"), hand_over);
+    a.unwrap();
+    b.unwrap();
+    let held = world.wait_for_holds("Prepared", 1).await;
+    assert_ne!(held[0].3, claim_uid(winner));
 }

@@ -8,7 +8,7 @@ use std::process::Command;
 use testkit::Phase;
 
 use crate::process::Daemon;
-use crate::world::{RESOURCE, SOON, World, claim_uid, pod_uid, until};
+use crate::world::{RESOURCE, SOON, World, claim_uid, pod_uid, skipped, until};
 
 /// A node whose daemon can be kept from writing files.
 async fn limited(gpus: u32) -> World {
@@ -107,6 +107,30 @@ async fn a_pod_that_ends_while_the_disk_is_full_gives_its_gpu_back_when_there_is
 }
 
 #[tokio::test]
+async fn a_state_folder_that_is_removed_stops_new_grants_and_is_filled_again_when_it_is_back() {
+    let mut world = World::running(4).await;
+    world.run_counted("a", 1).await;
+    world.run_claimant("b", "gpu-0").await;
+    let held = world.wait_for_holds("Bound", 1).await;
+    fs::remove_dir_all(world.state_dir()).unwrap();
+    let id = world.gpu("gpu-2").uuid;
+    let refused = world.allocate(&[&id]).await.unwrap_err();
+    let folder = world.state_dir().display().to_string();
+    for part in ["Unavailable", &folder, "No such file"] {
+        assert!(refused.contains(part), "{part:?} is missing in: {refused}");
+    }
+    assert_eq!(world.holds().await, held);
+    fs::create_dir(world.state_dir()).unwrap();
+    world.run_claimant("c", "gpu-1").await;
+    world.kill_daemon();
+    world.start_daemon();
+    world.ready().await;
+    let now = world.holds().await;
+    assert!(held.iter().all(|hold| now.contains(hold)), "{now:?}");
+    assert_eq!(now.len(), 3);
+}
+
+#[tokio::test]
 async fn a_cdi_folder_that_can_not_be_written_refuses_the_claim_by_name_and_recovers() {
     let world = World::running(2).await;
     fs::remove_dir_all(world.cdi_dir()).unwrap();
@@ -160,7 +184,7 @@ async fn way_to_mount() -> Option<Vec<&'static str>> {
 #[tokio::test]
 async fn a_file_system_without_space_is_named_in_the_refusal_and_serves_again_with_space() {
     let Some(flags) = way_to_mount().await else {
-        eprintln!("SKIPPED: no file system can be mounted here, not even in a user namespace");
+        skipped("no file system can be mounted here, not even in a user namespace");
         return;
     };
     let mut world = World::new(2).await;

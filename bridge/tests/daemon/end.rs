@@ -5,6 +5,7 @@ use std::os::unix::fs::FileTypeExt as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use fake_nvml::Fault;
 use rustix::process::Signal;
 
 use crate::process::Daemon;
@@ -87,6 +88,25 @@ async fn a_prepare_that_waits_does_not_hold_up_the_end() {
     assert!(started.elapsed() < Duration::from_secs(8), "{}", log.text());
     let status = world.daemon_mut().status().unwrap();
     assert!(status.success(), "{status}");
+}
+
+#[tokio::test]
+async fn it_ends_while_everything_is_away_and_the_driver_hangs() {
+    let mut world = World::running(2).await;
+    world.run_counted("a", 1).await;
+    let hang = Fault::delay(Duration::from_secs(600));
+    let call = "nvmlDeviceGetComputeRunningProcesses_v3";
+    world.node.set_fault(call, &hang).unwrap();
+    until("the driver hangs", SOON, async || {
+        world.node.calls_that_met_the_fault(call) > 0
+    })
+    .await;
+    world.api.go_away();
+    world.kubelet().stop().await;
+    let started = Instant::now();
+    world.stop_daemon().await;
+    assert!(started.elapsed() < Duration::from_secs(8));
+    assert_eq!(sockets(&world.path("k")), Vec::<String>::new());
 }
 
 #[tokio::test]

@@ -76,8 +76,10 @@ async fn a_gpu_that_is_lost_while_it_is_held_stays_held() {
     })
     .await;
     assert_eq!(world.holds().await, held);
-    let claim = world.kubelet().unprepare(&pod_uid("b")).await;
-    claim.expect("a claim can be given back when its GPU is lost");
+    until("the claim can be given back", SOON, async || {
+        world.kubelet().unprepare(&pod_uid("b")).await.is_ok()
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -206,4 +208,32 @@ async fn a_gpu_without_its_device_node_is_refused_by_name_and_served_once_the_no
     world.run_counted("b", 1).await;
     fs::hard_link(&aside, &node).unwrap();
     world.prepare("a").await.unwrap();
+}
+
+#[tokio::test]
+async fn a_strangers_process_closes_its_gpu_on_both_faces_unless_the_configuration_ignores_it() {
+    let world = World::configured(4, "ignoreProcesses: [dcgm-exporter]\n").await;
+    let gpus = ["gpu-0", "gpu-1", "gpu-3"].map(|device| world.gpu(device).uuid);
+    for (gpu, pid, name) in [
+        (&gpus[0], 100, "dcgm-exporter"),
+        (&gpus[1], 101, "python"),
+        (&gpus[2], 102, "python"),
+    ] {
+        world.start_process(gpu, pid, "");
+        let comm = world.node.proc_root().join(format!("{pid}/comm"));
+        fs::write(comm, format!("{name}\n")).unwrap();
+    }
+    until("both are closed", SOON, async || {
+        world.taint("gpu-1") == Some("Foreign".to_owned())
+            && !world.kubelet().healthy(RESOURCE).contains(&gpus[2])
+    })
+    .await;
+    assert_eq!(world.taint("gpu-0"), None);
+    world.run_claimant("a", "gpu-0").await;
+    world.end_process(&gpus[1], 101);
+    world.end_process(&gpus[2], 102);
+    until("both are open again", SOON, async || {
+        world.taint("gpu-1").is_none() && world.kubelet().healthy(RESOURCE).contains(&gpus[2])
+    })
+    .await;
 }

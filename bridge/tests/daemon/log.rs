@@ -29,7 +29,7 @@ async fn an_outage_of_everything_fills_no_log() {
         world.node.set_fault(call, &gone).unwrap();
     }
     world.rescan();
-    stays("it runs on", Duration::from_secs(6), async || {
+    stays("it runs on", Duration::from_secs(5), async || {
         world.daemon_mut().status().is_none()
     })
     .await;
@@ -55,22 +55,6 @@ async fn an_outage_of_everything_fills_no_log() {
 }
 
 #[tokio::test]
-async fn an_idle_node_logs_nothing() {
-    let mut world = World::running(2).await;
-    let log = world.log();
-    // What the start still has to say.
-    stays("it runs on", Duration::from_secs(1), async || {
-        world.daemon_mut().status().is_none()
-    })
-    .await;
-    let before = log.lines().len();
-    stays("it is silent", Duration::from_secs(3), async || {
-        log.lines().len() == before
-    })
-    .await;
-}
-
-#[tokio::test]
 #[ignore = "bug: the arbiter warns anew with every batch while NVML hangs"]
 async fn a_driver_that_hangs_fills_no_log() {
     let world = World::running(2).await;
@@ -79,7 +63,7 @@ async fn a_driver_that_hangs_fills_no_log() {
     let before = log.lines().len();
     let hang = fake_nvml::Fault::delay(Duration::from_secs(600));
     world.node.set_fault(PROCESSES, &hang).unwrap();
-    stays("the hold", Duration::from_secs(6), async || {
+    stays("the hold", Duration::from_secs(5), async || {
         world.holds().await.len() == 1
     })
     .await;
@@ -109,7 +93,7 @@ async fn a_full_disk_fills_no_log() {
     world.end_pod("a").await;
     stays(
         "the hold, which can't be ended",
-        Duration::from_secs(6),
+        Duration::from_secs(5),
         async || world.holds().await.len() == 1,
     )
     .await;

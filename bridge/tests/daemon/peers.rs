@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use rustix::process::geteuid;
 
 use crate::process::gpu_bridge;
-use crate::world::{SOON, World, until};
+use crate::world::{SOON, World, skipped, until};
 
 /// A user that is neither root nor the daemon's: `nobody` by custom.
 const STRANGER: u32 = 65534;
@@ -48,7 +48,7 @@ async fn all_sockets_and_the_ledger_are_for_their_owner_only() {
 #[tokio::test]
 async fn a_caller_that_is_neither_root_nor_the_own_user_gets_no_answer() {
     if !geteuid().is_root() {
-        eprintln!("SKIPPED: only root can call as another user");
+        skipped("only root can call as another user");
         return;
     }
     let world = World::running(2).await;

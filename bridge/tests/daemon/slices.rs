@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use serde_json::{Value, json};
+
 use crate::world::{DRIVER, NODE, RESOURCE, SOON, World, stays, until};
 
 fn slice_name(world: &World) -> Option<String> {
@@ -11,7 +13,7 @@ fn slice_name(world: &World) -> Option<String> {
 }
 
 #[tokio::test]
-async fn a_wiped_slice_is_made_again_and_an_idle_node_writes_nothing() {
+async fn a_wiped_slice_is_made_again_and_an_idle_node_writes_nothing_and_logs_nothing() {
     let world = World::running(4).await;
     let before = world.slice().unwrap();
     let name = slice_name(&world).unwrap();
@@ -25,10 +27,18 @@ async fn a_wiped_slice_is_made_again_and_an_idle_node_writes_nothing() {
     assert_eq!(slice["spec"]["nodeName"], NODE);
     assert_eq!(slice["metadata"]["ownerReferences"][0]["name"], NODE);
 
-    let writes = world.writes();
-    stays("nothing is written", Duration::from_secs(3), async || {
-        world.writes() == writes
+    // The watch may still have to tell of the last write.
+    stays("it runs on", Duration::from_millis(500), async || {
+        world.standing().await.is_some()
     })
+    .await;
+    let (writes, log) = (world.writes(), world.log());
+    let lines = log.lines().len();
+    stays(
+        "nothing is written, nor logged",
+        Duration::from_secs(3),
+        async || world.writes() == writes && log.lines().len() == lines,
+    )
     .await;
     assert!(writes > 0, "the counter counts");
 }
@@ -72,4 +82,25 @@ async fn without_the_right_to_write_slices_it_says_so_and_serves_counted_pods() 
     world.run_counted("a", 1).await;
     world.api.allow("create", "resourceslices");
     world.ready().await;
+}
+
+#[tokio::test]
+async fn when_the_node_object_was_made_anew_the_slice_belongs_to_the_new_one() {
+    let world = World::running(2).await;
+    let slice = world.api.list("resourceslices").remove(0);
+    world.api.delete("nodes", "", NODE);
+    let node = world.api.put("nodes", json!({"metadata": {"name": NODE}}));
+    // The garbage collector takes what belonged to the old one.
+    let name = slice["metadata"]["name"].as_str().unwrap();
+    world.api.delete("resourceslices", "", name);
+    until("a slice of the new node is there", SOON, async || {
+        let slices = world.api.list("resourceslices");
+        let owner = |it: &Value| it["metadata"]["ownerReferences"][0]["uid"].clone();
+        slices.first().map(owner) == Some(node["metadata"]["uid"].clone())
+    })
+    .await;
+    assert_ne!(
+        slice["metadata"]["ownerReferences"][0]["uid"],
+        node["metadata"]["uid"]
+    );
 }

@@ -1,6 +1,7 @@
 //! One node for one test: folders, fake NVML, API server, kubelet and the daemon. All of it ends with the value.
 
 use std::fs;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -51,6 +52,14 @@ pub(crate) async fn stays(what: &str, period: Duration, mut is_so: impl AsyncFnM
         broken.is_err(),
         "within {period:?} it was no more so: {what}"
     );
+}
+
+/// Says that a test can't be done on this machine, also where the output of tests that pass is not shown.
+pub(crate) fn skipped(why: &str) {
+    let test = std::thread::current();
+    let test = test.name().unwrap_or("a test").to_owned();
+    // Nobody is left to tell when standard error is closed.
+    let _ = writeln!(std::io::stderr(), "SKIPPED: {test}: {why}");
 }
 
 pub(crate) struct World {
