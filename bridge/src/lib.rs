@@ -16,6 +16,7 @@ pub mod config;
 pub mod daemon;
 pub mod device_plugin;
 pub mod dra;
+pub mod follow;
 pub mod inventory;
 pub mod store;
 pub mod uds;

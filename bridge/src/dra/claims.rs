@@ -19,10 +19,10 @@ use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
-use super::follow::{self, After, Event};
 use super::opaque;
 use super::{DRIVER, chain};
 use crate::arbiter::{self, Handle, Observation};
+use crate::follow::{self, After, Event};
 
 /// How long the API server may take to show a claim. The kubelet gives the whole call 45 s and comes back after
 /// some 80 s, so a short limit leaves time to wait for the unit itself.
@@ -436,6 +436,7 @@ pub async fn run(
             fields: None,
             page_size: PAGE_SIZE,
             after: After::Resume,
+            unknown_after: follow::UNKNOWN_AFTER,
         },
         move |claim| Seen::of(&claim, &node),
         |seen: &Seen| seen.ours.is_some(),

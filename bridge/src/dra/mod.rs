@@ -11,13 +11,14 @@
 //! `cdi` or `inventory`. Protobuf types stop in `wire`, Kubernetes types in `claims` and `slices`.
 
 pub mod claims;
-mod follow;
 mod listener;
 mod opaque;
 pub mod register;
 mod service;
 pub mod slices;
 mod wire;
+
+use crate::follow::chain;
 
 pub use opaque::Error as ConfigError;
 pub use register::{Place, RegistrationState};
@@ -29,19 +30,3 @@ pub const DRIVER: &str = "gpu.nvidia.com";
 
 /// Key of the taint on devices that no new claim may get; its value is `TaintReason::as_str`.
 pub const TAINT_KEY: &str = "gpu-bridge.dev/unit";
-
-/// An error with all its causes. A cause that the text before has named already is not named again: some errors
-/// show their source, as kube's do.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let more = error.to_string();
-        if !text.contains(&more) {
-            text.push_str(": ");
-            text.push_str(&more);
-        }
-        cause = error.source();
-    }
-    text
-}

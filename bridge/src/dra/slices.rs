@@ -24,8 +24,8 @@ use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
-use super::follow::{self, After, Complaints, Event};
 use super::{DRIVER, chain};
+use crate::follow::{self, After, Complaints, Event};
 
 /// The most devices of a slice in which any device has a taint
 /// (`ResourceSliceMaxDevicesWithTaintsOrConsumesCounters` in k8s.io/api `resource/v1/types.go`).
@@ -134,6 +134,7 @@ pub async fn run(
             fields: Some(selector(&node)),
             page_size: PAGE_SIZE,
             after: After::Relist(RELIST),
+            unknown_after: follow::UNKNOWN_AFTER,
         },
         |slice| slice,
         |_| true,

@@ -19,8 +19,6 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tracing::{debug, info, warn};
 
-use super::chain;
-
 /// How long a watch runs before it is opened anew where nothing else ends it. It also bounds how long a connection
 /// that died in silence goes unnoticed. client-go uses 5 to 10 minutes; shorter costs the server a request each.
 const WATCH_TIME: Duration = Duration::from_secs(240);
@@ -31,9 +29,9 @@ const WATCH_MARGIN: Duration = Duration::from_secs(10);
 /// How long the server may take to answer a list (per page), or to open a watch.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// After this long without a running watch what was seen counts as unknown, and everything is listed anew. Shorter
+/// After this long without a running watch most of what was seen counts as unknown, and is listed anew. Shorter
 /// breaks (a closed connection, an API server that restarts) change nothing: the watch goes on where it ended.
-pub(super) const UNKNOWN_AFTER: Duration = Duration::from_secs(10);
+pub(crate) const UNKNOWN_AFTER: Duration = Duration::from_secs(10);
 
 /// Pause before the first retry; it doubles with each.
 const RETRY_FIRST: Duration = Duration::from_millis(250);
@@ -46,20 +44,22 @@ const LOG_AGAIN: Duration = Duration::from_secs(60);
 
 /// What is to be followed.
 #[derive(Debug, Clone)]
-pub(super) struct Config {
+pub(crate) struct Config {
     /// The plural name, for the log.
-    pub(super) what: &'static str,
+    pub(crate) what: &'static str,
     /// Field selector.
-    pub(super) fields: Option<String>,
+    pub(crate) fields: Option<String>,
     /// Objects per page of a list.
-    pub(super) page_size: u32,
+    pub(crate) page_size: u32,
     /// What follows when a watch has run its time.
-    pub(super) after: After,
+    pub(crate) after: After,
+    /// After this long without a running watch what was seen counts as unknown.
+    pub(crate) unknown_after: Duration,
 }
 
 /// What follows when a watch has run its time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum After {
+pub(crate) enum After {
     /// The next watch goes on where it ended.
     Resume,
     /// Everything is listed anew. A list shows what a watch has lost (k/k#132683).
@@ -71,7 +71,7 @@ pub(super) enum After {
 
 /// What was seen.
 #[derive(Debug)]
-pub(super) enum Event<T> {
+pub(crate) enum Event<T> {
     /// All there is. [`Event::Running`] follows at once.
     Listed(Vec<T>),
     /// One was made or changed.
@@ -80,14 +80,14 @@ pub(super) enum Event<T> {
     Deleted(T),
     /// The watch runs: what was missed, if anything, comes now.
     Running,
-    /// No watch for [`UNKNOWN_AFTER`]: what was seen is out of date. The next event is a list.
+    /// No watch for [`Config::unknown_after`]: what was seen is out of date. The next event is a list.
     Unknown,
 }
 
 /// Follows until the receiver is dropped. An API server that is away is waited for.
 ///
 /// `digest` makes of an object what is kept of it; of a list only what `keep` wants is kept.
-pub(super) async fn run<K, T>(
+pub(crate) async fn run<K, T>(
     api: Api<K>,
     config: Config,
     digest: impl Fn(K) -> T + Send + Sync,
@@ -158,7 +158,9 @@ where
             Some(lost) => {
                 let resumed = {
                     let trying = pin!(self.try_on(version, complaints));
-                    timeout_at(lost + UNKNOWN_AFTER, trying).await.ok()
+                    timeout_at(lost + self.config.unknown_after, trying)
+                        .await
+                        .ok()
                 };
                 match resumed {
                     Some(connected) => connected?,
@@ -334,17 +336,17 @@ fn spread(pause: Duration) -> Duration {
 }
 
 /// Logs an error when it is new, and then once in a while.
-pub(super) struct Complaints {
+pub(crate) struct Complaints {
     what: &'static str,
     last: Option<(String, Instant)>,
 }
 
 impl Complaints {
-    pub(super) fn new(what: &'static str) -> Self {
+    pub(crate) fn new(what: &'static str) -> Self {
         Self { what, last: None }
     }
 
-    pub(super) fn about(&mut self, error: &str) {
+    pub(crate) fn about(&mut self, error: &str) {
         if let Some((text, at)) = &self.last
             && text == error
             && at.elapsed() < LOG_AGAIN
@@ -358,11 +360,27 @@ impl Complaints {
         self.last = Some((error.to_owned(), Instant::now()));
     }
 
-    pub(super) fn none(&mut self) {
+    pub(crate) fn none(&mut self) {
         if self.last.take().is_some() {
             info!(what = self.what, "what of the API had failed works again");
         }
     }
+}
+
+/// An error with all its causes. A cause that the text before has named already is not named again: some errors
+/// show their source, as kube's do.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let more = error.to_string();
+        if !text.contains(&more) {
+            text.push_str(": ");
+            text.push_str(&more);
+        }
+        cause = error.source();
+    }
+    text
 }
 
 #[cfg(test)]
@@ -387,6 +405,7 @@ mod tests {
             fields: None,
             page_size: 10,
             after: After::Relist(Duration::from_secs(1)),
+            unknown_after: UNKNOWN_AFTER,
         };
         let name = |node: Node| node.metadata.name.unwrap_or_default();
         let following = tokio::spawn(run(Api::all(client), config, name, |_| true, events));
