@@ -403,12 +403,47 @@ impl Faces<'_> {
         };
         let list_now = usage::ask_about(resources.clone(), self.handle.status(), pods);
         let (state, seen) = watch::channel(device_plugin::RegistrationState::default());
+        self.start_node_status(tasks, resources, seen.clone());
         let (_, handle, stop) = self.own();
         tasks.spawn(async move {
             let done = device_plugin::run(settings, handle, list_now, state, stop).await;
             ("device plugin", done.map_err(anyhow::Error::from))
         });
         tasks.spawn(conditions::device_plugin(
+            seen,
+            self.conditions.clone(),
+            self.stop.clone(),
+        ));
+    }
+
+    fn start_node_status(
+        &self,
+        tasks: &mut Tasks,
+        resources: &usage::PodResources,
+        registered: watch::Receiver<device_plugin::RegistrationState>,
+    ) {
+        let resources = resources.clone();
+        let (node, handle, stop) = self.own();
+        let inputs = device_plugin::NodeStatusInputs {
+            client: self.client.clone(),
+            node,
+            handle,
+            registered,
+            kubelet_count: Arc::new(move || {
+                let resources = resources.clone();
+                Box::pin(async move {
+                    let counted = resources.allocatable().await;
+                    counted.map_err(|error| error.to_string())
+                })
+            }),
+            right_again: device_plugin::RIGHT_AGAIN,
+        };
+        let (state, seen) = watch::channel(device_plugin::NodeStatusState::default());
+        tasks.spawn(async move {
+            let done = device_plugin::run_node_status(inputs, state, stop).await;
+            ("node status", done.map_err(anyhow::Error::from))
+        });
+        tasks.spawn(conditions::node_status(
             seen,
             self.conditions.clone(),
             self.stop.clone(),

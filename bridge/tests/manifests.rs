@@ -35,7 +35,7 @@ const NAME: &str = "gpu-bridge";
 const CONFIG_KEY: &str = "config.yaml";
 
 /// What the daemon asks of the API, by the module that asks. Nothing more is given.
-const RIGHTS: [(&str, &str, &[&str]); 4] = [
+const RIGHTS: [(&str, &str, &[&str]); 5] = [
     // dra::claims
     (
         "resource.k8s.io",
@@ -48,8 +48,10 @@ const RIGHTS: [(&str, &str, &[&str]); 4] = [
         "resourceslices",
         &["get", "list", "watch", "create", "update", "delete"],
     ),
-    // dra::slices: the owner of the slice
-    ("", "nodes", &["get"]),
+    // dra::slices: the owner of the slice; device_plugin::node_status: the own Node
+    ("", "nodes", &["get", "list", "watch"]),
+    // device_plugin::node_status
+    ("", "nodes/status", &["patch"]),
     // usage::pods
     ("", "pods", &["get", "list", "watch"]),
 ];
@@ -323,11 +325,13 @@ fn rights_and_policy_are_those_of_the_daemons_user() {
     assert_eq!(subjects.len(), 1);
     assert_eq!(subjects[0].name, NAME);
     assert_eq!(subjects[0].namespace.as_deref(), Some(NAME));
-    let policy: ValidatingAdmissionPolicy = base("admission.yaml", "ValidatingAdmissionPolicy");
-    let conditions = policy.spec.unwrap().match_conditions.unwrap();
     let user = format!("\"system:serviceaccount:{NAME}:{NAME}\"");
-    assert_eq!(conditions.len(), 1);
-    assert!(conditions[0].expression.ends_with(&user));
+    for file in ["admission.yaml", "admission-node.yaml"] {
+        let policy: ValidatingAdmissionPolicy = base(file, "ValidatingAdmissionPolicy");
+        let conditions = policy.spec.unwrap().match_conditions.unwrap();
+        assert_eq!(conditions.len(), 1);
+        assert!(conditions[0].expression.ends_with(&user));
+    }
 }
 
 #[test]

@@ -54,6 +54,16 @@ impl Setup {
         }
     }
 
+    /// So many GPUs that both kinds of pods draw from.
+    pub fn shared(gpus: u32) -> Self {
+        Self {
+            runtime: Runtime::Fake,
+            gpus,
+            config: "apiVersion: gpu-bridge.dev/v1alpha1\nmode: both\n".to_owned(),
+            cluster_flags: Vec::new(),
+        }
+    }
+
     /// On containerd and runc; pods must name its one image.
     pub fn on_containerd(mut self) -> Self {
         self.runtime = Runtime::Containerd;
@@ -107,6 +117,10 @@ impl Drop for World {
 
 fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+fn manifest(name: &str) -> PathBuf {
+    repository().join("manifests/base").join(name)
 }
 
 /// A port that was free a moment ago.
@@ -391,9 +405,11 @@ fn start_cluster(dir: &Path, node: &FakeNode, flags: &[String]) -> Option<Child>
         .arg("--nvml-state")
         .arg(node.state_dir())
         .arg("--apply")
-        .arg(repository().join("manifests/base/rbac.yaml"))
+        .arg(manifest("rbac.yaml"))
         .arg("--apply")
-        .arg(repository().join("manifests/base/admission.yaml"))
+        .arg(manifest("admission.yaml"))
+        .arg("--apply")
+        .arg(manifest("admission-node.yaml"))
         .args(flags)
         .stdin(Stdio::null())
         .stdout(log.try_clone().expect("the log can be shared"))

@@ -21,17 +21,21 @@ pub enum ConditionName {
     ApiServerReachable,
     /// The ResourceSlice in the API is the one that the pool wants.
     SlicePublished,
+    /// The count in the own Node is kept, or it is known why not: then free units stay on their side, and both
+    /// faces serve.
+    NodeCountTended,
 }
 
 impl ConditionName {
     /// Every condition, in the order of the pages.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::LedgerServing,
         Self::NvmlAnswering,
         Self::DevicePluginRegistered,
         Self::DraPluginRegistered,
         Self::ApiServerReachable,
         Self::SlicePublished,
+        Self::NodeCountTended,
     ];
 
     /// The word on the pages and in logs.
@@ -44,6 +48,7 @@ impl ConditionName {
             Self::DraPluginRegistered => "DraPluginRegistered",
             Self::ApiServerReachable => "ApiServerReachable",
             Self::SlicePublished => "SlicePublished",
+            Self::NodeCountTended => "NodeCountTended",
         }
     }
 }

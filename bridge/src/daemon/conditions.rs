@@ -132,6 +132,33 @@ pub(super) async fn slice(
     .await
 }
 
+/// A count that can't be kept is no reason not to serve: free units stay on their side, and the message says so.
+pub(super) async fn node_status(
+    seen: watch::Receiver<device_plugin::NodeStatusState>,
+    conditions: Conditions,
+    stop: CancellationToken,
+) -> Ended {
+    use device_plugin::NodeStatusState as State;
+    follow(
+        ConditionName::NodeCountTended,
+        seen,
+        conditions,
+        stop,
+        |state| {
+            let known = match state {
+                State::Starting => false,
+                State::Kept
+                | State::NoKubelet
+                | State::Unseen
+                | State::NoStatusRight { .. }
+                | State::Failing { .. } => true,
+            };
+            (known, state.to_string())
+        },
+    )
+    .await
+}
+
 /// The API server, judged by the two watches that decisions need.
 pub(super) async fn api(
     mut claims: watch::Receiver<Option<Claims>>,

@@ -1,7 +1,7 @@
 //! The counted face: the kubelet's device plugin API v1beta1 for `nvidia.com/gpu`.
 //!
 //! It owns the socket in the kubelet's device plugin folder, the registration and when to repeat it, and the
-//! translation between the protocol and the core. It decides nothing: the list comes from
+//! translation between the protocol and the core; and the resource's count in the own Node's status. It decides nothing: the list comes from
 //! [`Handle::offers`](crate::arbiter::Handle::offers), and what an `Allocate` gets from
 //! [`Handle::allocate`](crate::arbiter::Handle::allocate). It must not know the other face, the ledger, CDI files or NVML.
 //!
@@ -9,6 +9,7 @@
 
 mod endpoint;
 mod folder;
+mod node_status;
 mod register;
 mod service;
 mod wire;
@@ -19,6 +20,9 @@ use std::sync::Arc;
 use bridge_core::{DeviceId, Listing};
 use futures::future::BoxFuture;
 
+pub use node_status::{
+    KubeletCount, NodeStatusInputs, NodeStatusState, RIGHT_AGAIN, run_node_status,
+};
 pub use register::{Error, RegistrationState, run};
 
 /// The extended resource that is served. Its name is NVIDIA's, so that existing pods need no change.

@@ -12,7 +12,9 @@ use bridge_core::{
     Status, UnitId,
 };
 use legacy_proto::podresources::pod_resources_lister_client::PodResourcesListerClient;
-use legacy_proto::podresources::{self, ContainerResources, ListPodResourcesRequest};
+use legacy_proto::podresources::{
+    self, AllocatableResourcesRequest, ContainerResources, ListPodResourcesRequest,
+};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
@@ -128,6 +130,32 @@ impl PodResources {
         Ok(Listing {
             pods: pods.map(|pod| self.listed(pod)).collect(),
         })
+    }
+
+    /// How many devices of the resource the kubelet counts as allocatable now, held or not; takes 2 s at most.
+    ///
+    /// # Errors
+    /// The kubelet does not answer.
+    pub async fn allocatable(&self) -> Result<u32, Error> {
+        let mut client = self.client.clone();
+        let call = client.get_allocatable_resources(AllocatableResourcesRequest {});
+        let answer = timeout(LIST_LIMIT, call)
+            .await
+            .map_err(|_| Error::TimedOut {
+                socket: self.socket.clone(),
+            })?
+            .map_err(|status| Error::NoAnswer {
+                socket: self.socket.clone(),
+                reason: status_text(&status),
+            })?
+            .into_inner();
+        let ours = answer
+            .devices
+            .iter()
+            .filter(|entry| entry.resource_name == RESOURCE);
+        // A device on several NUMA nodes comes with an entry for each.
+        let ids: BTreeSet<&String> = ours.flat_map(|entry| &entry.device_ids).collect();
+        Ok(u32::try_from(ids.len()).unwrap_or(u32::MAX))
     }
 
     fn listed(&self, pod: podresources::PodResources) -> ListedPod {

@@ -104,6 +104,8 @@ impl World {
         let node = make(&dir.path().join("node"), scenario).expect("a fake node");
         let api = ApiServer::start().await.unwrap();
         api.put("nodes", json!({"metadata": {"name": NODE}}));
+        // Without the right to lower the count free GPUs stay on their side, so a test knows which those are.
+        api.forbid("patch", "nodes/status");
         api.kubeconfig(&dir.path().join("kubeconfig"));
         let mut world = Self {
             flags: Flags::new(),

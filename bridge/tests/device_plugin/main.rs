@@ -8,6 +8,7 @@
 mod adoption;
 mod allocate;
 mod listing;
+mod node_status;
 mod registration;
 mod support;
 mod usage;
