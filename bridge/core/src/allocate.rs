@@ -144,7 +144,7 @@ impl Transition {
         evidence: &Evidence,
     ) -> Result<UnitId, AllocateOutcome> {
         let mut leaving = None;
-        match self.pool.carried(id, evidence, self.now.uptime) {
+        match self.pool.carried(id, spoken_for, evidence, self.now.uptime) {
             Carried::Not => {}
             Carried::Again(unit) => {
                 self.pool
@@ -341,7 +341,13 @@ impl Transition {
 }
 
 impl Pool {
-    fn carried(&self, id: &DeviceId, evidence: &Evidence, uptime: Duration) -> Carried {
+    fn carried(
+        &self,
+        id: &DeviceId,
+        spoken_for: &BTreeSet<UnitId>,
+        evidence: &Evidence,
+        uptime: Duration,
+    ) -> Carried {
         let Some((unit, hold)) = self.ledger.carrier_of(id) else {
             return Carried::Not;
         };
@@ -357,7 +363,7 @@ impl Pool {
         let Some(listing) = &evidence.listing else {
             return Carried::Unclear;
         };
-        if let Some(owner) = self.still_has(id, &unit, pod.as_ref(), listing) {
+        if let Some(owner) = self.still_has(id, &unit, pod.as_ref(), spoken_for, listing) {
             return Carried::InUse(unit, owner);
         }
         let answered_here = self.seen.answered.contains_key(&unit);

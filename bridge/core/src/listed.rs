@@ -8,7 +8,7 @@
 use std::collections::BTreeSet;
 
 use crate::evidence::{BoundPod, ListedPod, Listing, PodPhase};
-use crate::hold::HoldKind;
+use crate::hold::{Hold, HoldKind};
 use crate::id::{DeviceId, PodName, PodRef, PodUid, UnitId};
 use crate::pool::Pool;
 
@@ -72,6 +72,7 @@ impl Pool {
         id: &DeviceId,
         unit: &UnitId,
         holder: Option<&PodRef>,
+        spoken_for: &BTreeSet<UnitId>,
         listing: &Listing,
     ) -> Option<Owner> {
         if let Some(pod) = holder
@@ -92,7 +93,7 @@ impl Pool {
             }));
         }
         if holder.is_none() {
-            return self.needs_every_granted_unit(unit, listing);
+            return self.needs_every_granted_unit(unit, spoken_for, listing);
         }
         None
     }
@@ -102,7 +103,13 @@ impl Pool {
     /// admissions, or are another container's of the pod that asks, and the kubelet knows which.
     ///
     /// A unit granted long ago is compared with its like: what was granted just now is of pods that have not started.
-    fn needs_every_granted_unit(&self, unit: &UnitId, listing: &Listing) -> Option<Owner> {
+    /// The other units of the call (`spoken_for`) explain nobody's.
+    fn needs_every_granted_unit(
+        &self,
+        unit: &UnitId,
+        spoken_for: &BTreeSet<UnitId>,
+        listing: &Listing,
+    ) -> Option<Owner> {
         let pods = self.seen.pods.as_ref()?;
         let candidates = || {
             pods.pods
@@ -115,10 +122,9 @@ impl Pool {
         let unlisted: usize = candidates().map(|(_, unlisted)| unlisted).sum();
         let now = self.seen.listed_at.unwrap_or_default();
         let granted = || {
-            self.ledger.holds.iter().filter(|(_, holds)| {
-                holds
-                    .iter()
-                    .any(|hold| matches!(hold.kind, HoldKind::Granted { .. }))
+            self.ledger.holds.iter().filter(|(unit, holds)| {
+                let granted = |hold: &Hold| matches!(hold.kind, HoldKind::Granted { .. });
+                !spoken_for.contains(*unit) && holds.iter().any(granted)
             })
         };
         let alike = granted()

@@ -234,6 +234,22 @@ fn a_kubelet_without_its_checkpoint_gets_no_unit_of_an_init_container_that_sleep
 }
 
 #[test]
+fn two_ids_of_init_containers_in_one_call_give_neither_of_their_units() {
+    let mut daemon = Daemon::with_gpus(4, all_legacy());
+    daemon.granted("GPU-0", &NOTHING);
+    daemon.granted("GPU-1", &NOTHING);
+    daemon.see_pods(&[live("init-a", 1), live("init-b", 1), in_flight("pod-c", 2)]);
+    let lost = listing(&[("init-a", &[]), ("init-b", &[]), ("pod-c", &[])]);
+    let outcome = daemon.allocate(&["GPU-0", "GPU-1"], Patience::LastCall, &lost);
+    let AllocateOutcome::Granted(grants) = outcome else {
+        panic!("two units are free");
+    };
+    let mut units: Vec<_> = grants.iter().map(|g| g.unit.to_string()).collect();
+    units.sort();
+    assert_eq!(units, ["GPU-2", "GPU-3"]);
+}
+
+#[test]
 fn a_kubelet_without_its_checkpoint_gets_nothing_of_an_init_container_while_the_api_is_away() {
     let mut daemon = Daemon::with_gpus(1, all_legacy());
     daemon.granted("GPU-0", &NOTHING);
