@@ -119,13 +119,12 @@ impl Transition {
     ) -> Result<Vec<Grant>, AllocateOutcome> {
         let mut grants = Vec::new();
         for id in &request.ids {
-            // What the call has already picked, and the other ids' own units, are not for this id.
+            // The other ids' units are not for this id: what the call has picked for them, or their own.
             let spoken_for: BTreeSet<UnitId> = request
                 .ids
                 .iter()
                 .filter(|other| *other != id)
                 .filter_map(|other| self.pool.ledger.unit_behind(other).cloned())
-                .chain(grants.iter().map(|grant: &Grant| grant.unit.clone()))
                 .collect();
             let unit = self.allocate_one(id, &spoken_for, request.patience, evidence)?;
             grants.push(Grant {

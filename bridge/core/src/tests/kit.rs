@@ -4,14 +4,60 @@ use std::collections::BTreeSet;
 use std::time::{Duration, SystemTime};
 
 use crate::{
-    Access, AllocateOutcome, AllocateRequest, AllocatedClaim, AllocatedDevice, BoundPod, ClaimRef,
-    ClaimUid, ClaimedDevice, Claims, DeviceId, DeviceName, Evidence, Gpu, Hold, HoldKind,
-    Inventory, Ledger, ListedClaim, ListedDevice, ListedPod, Listing, Moment, Patience, PodName,
-    PodPhase, PodRef, PodSource, PodUid, Pods, Pool, PrepareOutcome, PrepareRequest, Process,
-    Processes, Report, Settings, Transition, UnitId, UnitProcesses,
+    Access, Adoption, AllocateOutcome, AllocateRequest, AllocatedClaim, AllocatedDevice, BoundPod,
+    CheckpointedDevices, CheckpointedResponse, ClaimRef, ClaimUid, ClaimedDevice, Claims, DeviceId,
+    DeviceName, Evidence, Gpu, Hold, HoldKind, Inventory, Ledger, ListedClaim, ListedDevice,
+    ListedPod, Listing, Mode, Moment, Patience, PodName, PodPhase, PodRef, PodSource, PodUid, Pods,
+    Pool, PrepareOutcome, PrepareRequest, Process, Processes, Report, Settings, Transition, UnitId,
+    UnitProcesses,
 };
 
 pub(super) const POOL: &str = "node-1";
+/// A kubelet that lists nobody.
+pub(super) const NOTHING: Listing = Listing { pods: Vec::new() };
+
+pub(super) fn all_legacy() -> Settings {
+    Settings {
+        mode: Mode::Legacy,
+        ..Settings::default()
+    }
+}
+
+/// A daemon without a ledger file that has seen its GPUs.
+pub(super) fn without_ledger(count: u32) -> Daemon {
+    let mut daemon = Daemon::with_gpus(count, all_legacy());
+    daemon.pool = Pool::waiting(all_legacy());
+    daemon.disk = None;
+    daemon.act(|t| t.observe_inventory(inventory(0..count)));
+    daemon
+}
+
+pub(super) fn adoption(listing: Listing, pods: Vec<BoundPod>) -> Adoption {
+    Adoption {
+        listing,
+        pods: Pods {
+            source: PodSource::Api,
+            pods,
+        },
+        checkpoint: Vec::new(),
+        claims: Claims::default(),
+        prepared: Some(BTreeSet::new()),
+        unprepared: BTreeSet::new(),
+    }
+}
+
+pub(super) fn checkpointed(pod: &str, ids: &[&str], units: Option<&[&str]>) -> CheckpointedDevices {
+    CheckpointedDevices {
+        pod: pod_uid(pod),
+        ids: ids.iter().map(|text| id(text)).collect(),
+        response: match units {
+            Some(units) => {
+                CheckpointedResponse::Units(units.iter().map(|text| unit(text)).collect())
+            }
+            None => CheckpointedResponse::Unknown,
+        },
+    }
+}
 
 /// A daemon under test.
 #[derive(Debug, Clone)]

@@ -1,5 +1,6 @@
 //! Tests of the rules: single cases here, scripts in `tests/scenarios`, random histories beside them.
 
+mod adoption;
 mod histories;
 mod kit;
 mod overlaps;

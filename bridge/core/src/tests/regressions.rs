@@ -1,97 +1,12 @@
 //! One test per bug that was found by reading or by a random history, named for what an admin would have seen.
 
-use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::kit::*;
 use crate::{
-    Access, Adoption, AllocateOutcome, CheckpointedDevices, CheckpointedResponse, Claims, EndCause,
-    Former, HolderKind, Inventory, Limits, Listing, Mode, Patience, PodSource, Pods, Pool,
-    PrepareOutcome, Refusal, Report, Settings, Standing, UnitProcesses,
+    Access, AllocateOutcome, EndCause, Former, HolderKind, Inventory, Limits, Listing, Patience,
+    PrepareOutcome, Refusal, Report, Settings, UnitProcesses,
 };
-
-const NOTHING: Listing = Listing { pods: Vec::new() };
-
-fn all_legacy() -> Settings {
-    Settings {
-        mode: Mode::Legacy,
-        ..Settings::default()
-    }
-}
-
-/// A daemon without a ledger file that has seen its GPUs.
-fn without_ledger(count: u32) -> Daemon {
-    let mut daemon = Daemon::with_gpus(count, all_legacy());
-    daemon.pool = Pool::waiting(all_legacy());
-    daemon.disk = None;
-    daemon.act(|t| t.observe_inventory(inventory(0..count)));
-    daemon
-}
-
-fn adoption(listing: Listing, pods: Vec<crate::BoundPod>) -> Adoption {
-    Adoption {
-        listing,
-        pods: Pods {
-            source: PodSource::Api,
-            pods,
-        },
-        checkpoint: Vec::new(),
-        claims: Claims::default(),
-        prepared: Some(BTreeSet::new()),
-        unprepared: BTreeSet::new(),
-    }
-}
-
-fn checkpointed(pod: &str, ids: &[&str], units: Option<&[&str]>) -> CheckpointedDevices {
-    CheckpointedDevices {
-        pod: pod_uid(pod),
-        ids: ids.iter().map(|text| id(text)).collect(),
-        response: match units {
-            Some(units) => {
-                CheckpointedResponse::Units(units.iter().map(|text| unit(text)).collect())
-            }
-            None => CheckpointedResponse::Unknown,
-        },
-    }
-}
-
-#[test]
-fn a_daemon_that_dies_while_it_waits_for_adoption_leaves_no_ledger_that_says_all_is_free() {
-    let mut daemon = without_ledger(2);
-    daemon.act(|t| t.observe_pods(None));
-    assert_eq!(daemon.pool.standing(), Standing::WaitingForAdoption);
-    assert_eq!(daemon.disk, None);
-}
-
-#[test]
-fn an_unreadable_ledger_is_never_written_over() {
-    let mut daemon = Daemon::with_gpus(2, all_legacy());
-    daemon.pool = Pool::unreadable(all_legacy());
-    daemon.disk = None;
-    daemon.act(|t| t.observe_inventory(inventory(0..2)));
-    assert_eq!(daemon.disk, None);
-}
-
-#[test]
-fn an_adoption_that_finds_nothing_is_saved_all_the_same() {
-    let mut daemon = without_ledger(2);
-    daemon.act(|t| t.adopt(adoption(NOTHING, Vec::new())));
-    assert_eq!(daemon.pool.standing(), Standing::Serving);
-    assert_eq!(daemon.disk.as_ref(), Some(daemon.pool.ledger()));
-}
-
-#[test]
-fn nothing_is_adopted_before_nvml_has_said_which_gpus_there_are() {
-    let mut daemon = without_ledger(2);
-    daemon.pool = Pool::waiting(all_legacy());
-    let mut evidence = adoption(listing(&[("pod-a", &["GPU-0"])]), vec![live("pod-a", 1)]);
-    evidence.checkpoint = vec![checkpointed("pod-a", &["GPU-0"], Some(&["GPU-0"]))];
-    daemon.act(|t| t.adopt(evidence.clone()));
-    assert_eq!(daemon.pool.standing(), Standing::WaitingForAdoption);
-    daemon.act(|t| t.observe_inventory(inventory(0..2)));
-    daemon.act(|t| t.adopt(evidence));
-    assert_eq!(daemon.holds("GPU-0"), "Bound GPU-0 pod-a");
-}
 
 #[test]
 fn a_lost_book_with_only_a_busy_unit_left_does_not_give_one_id_to_two_holds() {
@@ -161,6 +76,30 @@ fn an_id_that_the_kubelet_forgets_at_once_is_not_given_to_two_pods() {
         holds.iter().any(|hold| hold.ends_with("pod-b")),
         "{holds:?}"
     );
+}
+
+#[test]
+fn a_call_that_finds_two_listed_ids_unbound_is_answered_the_same_twice() {
+    let mut daemon = Daemon::with_gpus(3, all_legacy());
+    daemon.granted("GPU-1", &NOTHING);
+    daemon.granted("GPU-2", &NOTHING);
+    let just_listed = listing(&[("pod-a", &["GPU-1", "GPU-2"]), ("pod-b", &[])]);
+    assert_eq!(daemon.granted("GPU-1", &just_listed), "GPU-0");
+    assert_eq!(daemon.granted("GPU-1", &just_listed), "GPU-0");
+    assert_eq!(daemon.holds("GPU-2"), "Bound GPU-2 pod-a");
+}
+
+#[test]
+fn one_listing_without_a_pod_that_has_ended_does_not_free_its_unit() {
+    let mut daemon = Daemon::with_gpus(1, all_legacy());
+    daemon.granted("GPU-0", &NOTHING);
+    daemon.see_pods(&[live("pod-a", 1)]);
+    daemon.list(&listing(&[("pod-a", &["GPU-0"])]));
+    daemon.see_pods(&[]);
+    daemon.list(&NOTHING);
+    assert_eq!(daemon.holds("GPU-0"), "Bound GPU-0 pod-a");
+    daemon.list(&NOTHING);
+    assert_eq!(daemon.holds("GPU-0"), "free");
 }
 
 #[test]
@@ -424,25 +363,6 @@ fn a_unit_whose_last_process_has_gone_is_free_before_the_kubelet_has_been_asked_
 }
 
 #[test]
-fn a_unit_that_may_be_a_lost_pods_is_not_called_busy_when_nothing_runs_on_it() {
-    let mut daemon = without_ledger(2);
-    daemon.act(|t| {
-        t.adopt(adoption(
-            listing(&[("pod-a", &["GPU-0"])]),
-            vec![live("pod-a", 1)],
-        ));
-    });
-    let outcome = daemon.prepare("claim-a", &["gpu-1"]);
-    assert!(matches!(
-        outcome,
-        PrepareOutcome::Wait(Refusal::UnitHeld {
-            holder: HolderKind::Unknown,
-            ..
-        })
-    ));
-}
-
-#[test]
 fn a_gpu_that_was_lost_is_still_lost_after_nvml_was_away() {
     let mut daemon = Daemon::with_gpus(2, all_legacy());
     daemon.act(|t| t.observe_inventory(inventory([0])));
@@ -470,159 +390,6 @@ fn an_id_that_was_never_listed_is_unknown_although_it_names_a_unit() {
         outcome,
         AllocateOutcome::Refused(Refusal::UnknownDeviceId { .. })
     ));
-}
-
-// ---- Adoption ----
-
-#[test]
-fn a_pod_whose_process_was_seen_before_adoption_is_adopted_and_no_stranger() {
-    let mut daemon = without_ledger(2);
-    daemon.run("GPU-0", &[(7, Some("pod-a"))]);
-    daemon.run("GPU-1", &[(8, Some("pod-c"))]);
-    for _ in 0..3 {
-        daemon.act(crate::Transition::observe_processes);
-    }
-    let mut evidence = adoption(listing(&[("pod-a", &["GPU-0"])]), vec![live("pod-a", 1)]);
-    evidence.checkpoint = vec![checkpointed("pod-a", &["GPU-0"], Some(&["GPU-0"]))];
-    evidence.claims.claims = vec![allocated("claim-a", &["gpu-1"], &["pod-c"])];
-    evidence.prepared = None;
-    daemon.act(|t| t.adopt(evidence));
-    assert_eq!(daemon.holds("GPU-0"), "Bound GPU-0 pod-a");
-    assert_eq!(daemon.holds("GPU-1"), "Prepared claim-a");
-}
-
-#[test]
-fn two_pods_of_unknown_units_both_block_until_both_are_gone() {
-    let mut daemon = without_ledger(3);
-    let both = listing(&[("pod-a", &["GPU-0"]), ("pod-b", &["GPU-1"])]);
-    daemon.act(|t| {
-        t.adopt(adoption(both, vec![live("pod-a", 1), live("pod-b", 1)]));
-    });
-    let only_b = listing(&[("pod-b", &["GPU-1"])]);
-    daemon.see_pods(&[live("pod-b", 1)]);
-    daemon.list(&only_b);
-    for unit in ["GPU-0", "GPU-1", "GPU-2"] {
-        assert!(daemon.holds(unit).starts_with("Foreign"), "{unit}");
-    }
-    daemon.see_pods(&[]);
-    daemon.list(&NOTHING);
-    for unit in ["GPU-0", "GPU-1", "GPU-2"] {
-        assert_eq!(daemon.holds(unit), "free", "{unit}");
-    }
-}
-
-#[test]
-fn a_running_pod_of_which_neither_ledger_nor_checkpoint_knows_blocks_until_its_process_shows_its_unit()
- {
-    let mut daemon = without_ledger(2);
-    daemon.act(|t| t.adopt(adoption(listing(&[("pod-a", &[])]), vec![live("pod-a", 1)])));
-    assert_eq!(daemon.holds("GPU-0"), "Foreign UnknownUnitOf pod-a");
-    assert_eq!(daemon.holds("GPU-1"), "Foreign UnknownUnitOf pod-a");
-    daemon.run("GPU-1", &[(9, Some("pod-a"))]);
-    daemon.act(crate::Transition::observe_processes);
-    assert_eq!(daemon.holds("GPU-1"), "Bound GPU-1 pod-a");
-    assert_eq!(daemon.holds("GPU-0"), "free");
-}
-
-#[test]
-fn the_process_of_a_pod_shows_which_unit_it_has_and_frees_the_others() {
-    let mut daemon = without_ledger(3);
-    daemon.act(|t| {
-        t.adopt(adoption(
-            listing(&[("pod-a", &["GPU-0"])]),
-            vec![live("pod-a", 1)],
-        ));
-    });
-    assert_eq!(daemon.holds("GPU-2"), "Foreign UnknownUnitOf pod-a");
-    daemon.run("GPU-2", &[(9, Some("pod-a"))]);
-    daemon.act(crate::Transition::observe_processes);
-    assert_eq!(daemon.holds("GPU-2"), "Bound GPU-0 pod-a");
-    assert_eq!(daemon.holds("GPU-0"), "free");
-    assert_eq!(daemon.holds("GPU-1"), "free");
-}
-
-#[test]
-fn init_and_app_container_of_one_pod_are_adopted_as_one_holder() {
-    let mut daemon = without_ledger(1);
-    let mut evidence = adoption(listing(&[("pod-a", &["GPU-0"])]), vec![live("pod-a", 1)]);
-    evidence.checkpoint = vec![
-        checkpointed("pod-a", &["GPU-0"], Some(&["GPU-0"])),
-        checkpointed("pod-a", &["GPU-0"], Some(&["GPU-0"])),
-    ];
-    daemon.act(|t| t.adopt(evidence));
-    assert_eq!(daemon.holds("GPU-0"), "Bound GPU-0 pod-a");
-    assert!(!daemon.reported(|r| matches!(r, Report::UnknownHolder { .. })));
-}
-
-#[test]
-fn a_unit_that_a_container_was_given_is_held_although_its_id_stands_for_another() {
-    // The init container got GPU-0 for the id, the app container GPU-1 for the same id.
-    let mut daemon = without_ledger(3);
-    let mut evidence = adoption(listing(&[("pod-a", &["GPU-0"])]), vec![live("pod-a", 1)]);
-    evidence.checkpoint = vec![
-        checkpointed("pod-a", &["GPU-0"], Some(&["GPU-0"])),
-        checkpointed("pod-a", &["GPU-0"], Some(&["GPU-1"])),
-    ];
-    daemon.act(|t| t.adopt(evidence));
-    assert_eq!(daemon.holds("GPU-0"), "Bound GPU-0 pod-a");
-    assert_eq!(daemon.holds("GPU-1"), "Bound GPU-1 pod-a");
-    assert_eq!(daemon.holds("GPU-2"), "free");
-}
-
-#[test]
-fn pods_of_another_device_plugin_are_adopted_by_their_units_and_every_id_stays_listed() {
-    let mut daemon = without_ledger(3);
-    let mut evidence = adoption(
-        listing(&[("by-index", &["1"]), ("shared", &["GPU-2::0"])]),
-        vec![live("by-index", 1), live("shared", 1)],
-    );
-    evidence.checkpoint = vec![
-        checkpointed("by-index", &["1"], Some(&["GPU-1"])),
-        checkpointed("shared", &["GPU-2::0"], Some(&["GPU-2"])),
-    ];
-    daemon.act(|t| t.adopt(evidence));
-    assert_eq!(daemon.holds("GPU-1"), "Bound GPU-1 by-index");
-    assert_eq!(daemon.holds("GPU-2"), "Bound GPU-2 shared");
-    assert_eq!(daemon.pool.offers().counted.len(), 3);
-}
-
-#[test]
-fn a_claim_that_lost_one_unit_to_a_counted_pod_keeps_its_others_when_it_is_adopted() {
-    let mut daemon = without_ledger(2);
-    let mut evidence = adoption(listing(&[("pod-a", &["GPU-0"])]), vec![live("pod-a", 1)]);
-    evidence.checkpoint = vec![checkpointed("pod-a", &["GPU-0"], Some(&["GPU-0"]))];
-    evidence.claims.claims = vec![allocated("claim-a", &["gpu-0", "gpu-1"], &["pod-c"])];
-    evidence.prepared = None;
-    daemon.run("GPU-1", &[(7, Some("pod-c"))]);
-    daemon.act(|t| t.adopt(evidence));
-    assert_eq!(daemon.holds("GPU-0"), "Bound GPU-0 pod-a");
-    assert_eq!(daemon.holds("GPU-1"), "Prepared claim-a");
-}
-
-#[test]
-fn a_claim_that_was_refused_is_not_adopted_over_the_process_of_the_pod_that_has_the_unit() {
-    // The kubelet has the claim in its state from the refused call; the pod was force-deleted and is in no list.
-    let mut daemon = without_ledger(1);
-    let mut evidence = adoption(NOTHING, Vec::new());
-    evidence.claims.claims = vec![allocated("claim-a", &["gpu-0"], &["pod-c"])];
-    evidence.prepared = Some(BTreeSet::from([claim_ref("claim-a").uid]));
-    daemon.run("GPU-0", &[(7, Some("pod-a"))]);
-    daemon.act(|t| t.adopt(evidence));
-    assert_eq!(daemon.holds("GPU-0"), "Foreign UnknownProcess");
-    assert!(matches!(
-        daemon.prepare("claim-a", &["gpu-0"]),
-        PrepareOutcome::Wait(Refusal::UnitBusy { .. })
-    ));
-}
-
-#[test]
-fn a_claim_that_no_pod_is_listed_with_gives_way_to_a_pod_of_unknown_units() {
-    let mut daemon = without_ledger(1);
-    let mut evidence = adoption(listing(&[("pod-a", &[])]), vec![live("pod-a", 1)]);
-    evidence.claims.claims = vec![allocated("claim-a", &["gpu-0"], &["pod-c"])];
-    evidence.prepared = None;
-    daemon.act(|t| t.adopt(evidence));
-    assert_eq!(daemon.holds("GPU-0"), "Foreign UnknownUnitOf pod-a");
 }
 
 // ---- What was asked about in review, and holds ----
