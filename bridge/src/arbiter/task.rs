@@ -9,11 +9,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use bridge_core::{
-    AllocateOutcome, ClaimRef, Evidence, Grant, Moment, Offers, Pool, Preparation, PrepareOutcome,
-    Processes, Standing, Status, Transition, UnitId,
+    AllocateOutcome, ClaimRef, Evidence, Grant, Ledger, Moment, Offers, Pool, Preparation,
+    PrepareOutcome, Processes, Standing, Status, Transition, UnitId,
 };
 use tokio::sync::{mpsc, oneshot, watch};
-use tracing::{error, warn};
+use tracing::{error, info, warn};
 
 use super::handle::{
     AllocateReply, Call, Error, GrantedDevice, Handle, Observation, PrepareReply, PreparedReply,
@@ -44,6 +44,8 @@ pub struct Arbiter {
     started: Instant,
     /// The last save may or may not be on disk: nothing is granted until another has succeeded.
     disk_in_doubt: bool,
+    disk: Trouble,
+    nvml: Trouble,
     /// The units and minors that the CDI files were made of.
     written_minors: Vec<(UnitId, u32)>,
 }
@@ -54,6 +56,13 @@ impl fmt::Debug for Arbiter {
             .field("generation", &self.pool.ledger().generation)
             .finish_non_exhaustive()
     }
+}
+
+/// Whether something that goes wrong with every batch has been logged: once when it begins, once when it is over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Trouble {
+    None,
+    Told,
 }
 
 /// What a call gets once the batch is on disk, or not.
@@ -91,6 +100,8 @@ impl Arbiter {
             status,
             started,
             disk_in_doubt: false,
+            disk: Trouble::None,
+            nvml: Trouble::None,
             written_minors: Vec::new(),
         };
         let handle = Handle::new(sender, offers_seen, status_seen, started);
@@ -124,15 +135,7 @@ impl Arbiter {
     }
 
     async fn serve(&mut self, batch: Vec<Call>) {
-        let processes = match tokio::time::timeout(PROBE_LIMIT, (self.probe)()).await {
-            Ok(processes) => processes,
-            Err(_) => {
-                warn!(
-                    "NVML did not answer a process query in time; no unit changes hands meanwhile"
-                );
-                Processes::default()
-            }
-        };
+        let processes = self.processes().await;
         let now = Moment {
             wall: SystemTime::now(),
             uptime: self.started.elapsed(),
@@ -144,7 +147,6 @@ impl Arbiter {
             .collect();
         transition.pass_time();
         if let Err(failure) = self.save(&mut transition).await {
-            error!(error = %failure, "the ledger could not be saved; nothing of this batch was granted");
             for answer in answers {
                 answer.fail(&failure);
             }
@@ -177,18 +179,59 @@ impl Arbiter {
         }
     }
 
+    /// Asks for the processes; without an answer all of them are unknown.
+    async fn processes(&mut self) -> Processes {
+        let answer = tokio::time::timeout(PROBE_LIMIT, (self.probe)()).await;
+        match (&answer, self.nvml) {
+            (Err(_), Trouble::None) => {
+                self.nvml = Trouble::Told;
+                warn!(
+                    "NVML does not answer process queries in time; no unit changes hands until it does"
+                );
+            }
+            (Ok(_), Trouble::Told) => {
+                self.nvml = Trouble::None;
+                info!("NVML answers process queries again");
+            }
+            (Ok(_), Trouble::None) | (Err(_), Trouble::Told) => {}
+        }
+        answer.unwrap_or_default()
+    }
+
+    /// Logs that saving has begun to fail, or is over it: what each caller hears is in its own answer.
+    fn tell_saving(&mut self, outcome: &Result<(), Error>) {
+        match (outcome, self.disk) {
+            (Err(failure), Trouble::None) => {
+                self.disk = Trouble::Told;
+                error!(error = %failure, "the ledger can't be saved; nothing is granted until it can");
+            }
+            (Ok(()), Trouble::Told) => {
+                self.disk = Trouble::None;
+                info!("the ledger is saved again");
+            }
+            (Ok(()), Trouble::None) | (Err(_), Trouble::Told) => {}
+        }
+    }
+
     /// Saves what a transition changed. After a save in doubt everything is saved anew before anything is granted.
     async fn save(&mut self, transition: &mut Transition) -> Result<(), Error> {
-        let changed = transition.ledger_to_save().cloned();
-        let ledger = match changed {
-            Some(ledger) => ledger,
-            None if self.disk_in_doubt => self.pool.ledger().clone(),
-            None => return Ok(()),
-        };
-        if transition.pool().standing() != Standing::Serving {
-            // Without adoption there is no truth to write; memory holds what was seen of the hardware.
+        let Some(ledger) = self.unsaved(transition) else {
             return Ok(());
-        }
+        };
+        let outcome = self.write(ledger).await;
+        self.tell_saving(&outcome);
+        outcome
+    }
+
+    fn unsaved(&self, transition: &mut Transition) -> Option<Ledger> {
+        let changed = transition.ledger_to_save().cloned();
+        // Without adoption there is no truth to write; memory holds what was seen of the hardware.
+        let serves = transition.pool().standing() == Standing::Serving;
+        let in_doubt = self.disk_in_doubt.then(|| self.pool.ledger().clone());
+        changed.or(in_doubt).filter(|_| serves)
+    }
+
+    async fn write(&mut self, ledger: Ledger) -> Result<(), Error> {
         let store = Arc::clone(&self.store);
         let saved = tokio::task::spawn_blocking(move || store.save(&ledger))
             .await

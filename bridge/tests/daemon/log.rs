@@ -55,7 +55,6 @@ async fn an_outage_of_everything_fills_no_log() {
 }
 
 #[tokio::test]
-#[ignore = "bug: the arbiter warns anew with every batch while NVML hangs"]
 async fn a_driver_that_hangs_fills_no_log() {
     let world = World::running(2).await;
     world.run_counted("a", 1).await;
@@ -78,7 +77,6 @@ async fn a_driver_that_hangs_fills_no_log() {
 }
 
 #[tokio::test]
-#[ignore = "bug: the arbiter tells of every save that fails, once a second and more"]
 async fn a_full_disk_fills_no_log() {
     let mut world = World::new(2).await;
     world.start_kubelet().await;
