@@ -295,6 +295,27 @@ async fn four_hundred_pods_of_both_kinds_double_nothing_and_leave_nothing() {
 }
 
 #[tokio::test]
+async fn the_same_churn_doubles_nothing_while_both_kinds_draw_from_all_gpus() {
+    /// Enough for several rounds of turns.
+    const SHARED: usize = 200;
+    let Some(world) = World::start(Setup::shared(8).impatient()).await else {
+        return;
+    };
+    world.create_template("one", 1).await;
+    let (tally, took) = run(Churn::new(&world, 2, AT_ONCE), SHARED).await;
+    let doubles = doubles(&world);
+    print_table("gpu-bridge, shared", &tally, &doubles, took);
+    assert_nothing_doubled(&world, &tally, &doubles);
+    assert!(
+        tally.counted_failed.len() <= COUNTED_FAILED_LIMIT,
+        "{:#?}",
+        tally.counted_failed
+    );
+    world.wait_no_claims().await;
+    world.wait_all_free().await;
+}
+
+#[tokio::test]
 async fn the_same_churn_on_two_unarbitrated_stand_ins_doubles() {
     /// Enough to compare.
     const COMPARED: usize = 120;
