@@ -14,9 +14,6 @@ const PARTS: [&str; 3] = ["## What happened", "## Why", "## What to do"];
 /// A page is read by somebody in trouble: it has to fit on a screen, and to say enough.
 const LINES: std::ops::RangeInclusive<usize> = 8..=20;
 
-/// Pages that are there before the code that gives their reason.
-const AHEAD: [&str; 1] = ["NoStatusRight"];
-
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
@@ -109,11 +106,7 @@ fn every_reason_has_a_page_and_every_page_has_its_reason() {
         without_page.is_empty(),
         "without a page in migration-guide/reasons: {without_page:?}"
     );
-    let is_early = |page: &&String| AHEAD.contains(&page.as_str());
-    let without_reason: Vec<_> = pages
-        .difference(&reasons)
-        .filter(|page| !is_early(page))
-        .collect();
+    let without_reason: Vec<_> = pages.difference(&reasons).collect();
     assert!(
         without_reason.is_empty(),
         "pages for reasons that nobody gives: {without_reason:?}"
