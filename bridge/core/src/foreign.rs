@@ -178,10 +178,13 @@ impl Pool {
 
     /// Whether the last listing may mean this unit: it has a pod with too few units and the id that stands for it.
     fn may_be_listed(&self, unit: &UnitId) -> bool {
-        let listed = self.seen.listing.iter().flat_map(|listing| &listing.pods);
-        listed
-            .filter(|listed| !self.is_explained(listed))
-            .flat_map(ListedPod::ids)
-            .any(|id| self.ledger.unit_behind(id) == Some(unit))
+        let mut listed = self.seen.listing.iter().flat_map(|listing| &listing.pods);
+        listed.any(|listed| {
+            let behind = |id: &DeviceId| self.ledger.unit_behind(id) == Some(unit);
+            listed
+                .ids()
+                .into_iter()
+                .any(|id| behind(id) && self.is_owed(listed, id))
+        })
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! The kubelet's list has no UIDs, no ordinary init containers, and may show one id under two pods: a `List` that
 //! falls into an `Allocate` can make the kubelet forget the id that it is just giving out, and give it again
-//! (`pkg/kubelet/cm/devicemanager`, `UpdateAllocatedDevices`). So an id alone names no holder: a listed pod is
-//! *explained* once it has as many units as ids, whatever these ids are.
+//! (`pkg/kubelet/cm/devicemanager`, `UpdateAllocatedDevices`). So an id alone names no holder: a pod whose hold carries
+//! another id than it is listed with has its unit already, and the unit behind the listed id is another pod's.
 
 use std::collections::BTreeSet;
 
@@ -45,23 +45,54 @@ impl Pool {
 
     /// Units bound to pods of a name, those of predecessors that have ended left out.
     pub(crate) fn bound_to(&self, name: &PodName) -> usize {
-        self.ledger
-            .holds
-            .values()
-            .flatten()
-            .filter(|hold| match &hold.kind {
-                HoldKind::Bound { pod, .. } => pod.name == *name && !self.has_surely_ended(pod),
-                HoldKind::Granted { .. }
-                | HoldKind::Reserved { .. }
-                | HoldKind::Prepared { .. }
-                | HoldKind::Foreign { .. } => false,
-            })
-            .count()
+        self.bound_as(name).count()
     }
 
-    /// Whether a listed pod has a unit for each of its ids.
-    pub(crate) fn is_explained(&self, listed: &ListedPod) -> bool {
-        self.bound_to(&listed.pod) >= listed.ids().len()
+    /// Whether a listed pod has no unit yet for one of its ids.
+    ///
+    /// It has, if one of its holds carries the id, or lies on the id's own unit under another id. Else its ids without
+    /// a hold, other granted ones left out, must outnumber its holds whose ids it is not listed with.
+    pub(crate) fn is_owed(&self, listed: &ListedPod, id: &DeviceId) -> bool {
+        let ids = listed.ids();
+        let mut open = ids.clone();
+        let mut swapped = 0;
+        for (unit, carried) in self.bound_as(&listed.pod) {
+            let of_unit = DeviceId::of_unit(unit.clone());
+            if !ids.contains(carried) && !open.remove(&of_unit) {
+                swapped += 1;
+            }
+            open.remove(carried);
+        }
+        let is_granted = |id: &DeviceId| {
+            let carrier = self.ledger.carrier_of(id);
+            carrier.is_some_and(|(_, hold)| matches!(hold.kind, HoldKind::Granted { .. }))
+        };
+        open.contains(id)
+            && open
+                .iter()
+                .filter(|other| **other == id || !is_granted(other))
+                .count()
+                > swapped
+    }
+
+    /// The units bound to pods of a name, each with the id that it is held under; predecessors that have ended left out.
+    fn bound_as<'a>(
+        &'a self,
+        name: &'a PodName,
+    ) -> impl Iterator<Item = (&'a UnitId, &'a DeviceId)> {
+        let holds = self.ledger.holds.iter();
+        holds
+            .flat_map(|(unit, holds)| holds.iter().map(move |hold| (unit, hold)))
+            .filter_map(move |(unit, hold)| match &hold.kind {
+                HoldKind::Bound { id, pod } if pod.name == *name && !self.has_surely_ended(pod) => {
+                    Some((unit, id))
+                }
+                HoldKind::Bound { .. }
+                | HoldKind::Granted { .. }
+                | HoldKind::Reserved { .. }
+                | HoldKind::Prepared { .. }
+                | HoldKind::Foreign { .. } => None,
+            })
     }
 
     /// The pod that still has a carried id although the kubelet gives it again, if there is one.
@@ -82,10 +113,7 @@ impl Pool {
             // Active, with the id or without it: its containers may run, so the kubelet's book is wrong.
             return Some(Owner::Known(pod.clone()));
         }
-        let listed = listing
-            .pods
-            .iter()
-            .find(|listed| listed.ids().contains(id) && !self.is_explained(listed));
+        let listed = listing.pods.iter().find(|listed| self.is_owed(listed, id));
         if let Some(listed) = listed {
             return Some(Owner::Known(PodRef {
                 name: listed.pod.clone(),

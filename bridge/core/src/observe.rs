@@ -137,7 +137,7 @@ impl Transition {
         let bind = match &hold.kind {
             // A listing from before the answer names the pod that had the id before.
             HoldKind::Granted { .. } => {
-                self.pool.is_listed_since_answer(&unit) && !self.pool.is_explained(listed)
+                self.pool.is_listed_since_answer(&unit) && self.pool.is_owed(listed, id)
             }
             // The UID is filled in once a pod list names it.
             HoldKind::Bound { pod: known, .. } if known.name == pod.name => {
@@ -145,7 +145,7 @@ impl Transition {
             }
             // A listing that was overtaken by an Allocate may have bound it to the pod before.
             HoldKind::Bound { pod: known, .. } => {
-                self.pool.has_ended(known) && !self.pool.is_explained(listed)
+                self.pool.has_ended(known) && self.pool.is_owed(listed, id)
             }
             HoldKind::Reserved { .. } | HoldKind::Prepared { .. } | HoldKind::Foreign { .. } => {
                 false
@@ -177,7 +177,7 @@ impl Transition {
         let Some(unit) = self.pool.ledger.unit_behind(id).cloned() else {
             return;
         };
-        if self.pool.is_explained(listed) || self.pool.has_ended(pod) {
+        if !self.pool.is_owed(listed, id) || self.pool.has_ended(pod) {
             return;
         }
         let free = self

@@ -86,6 +86,12 @@ fn a_call_that_finds_two_listed_ids_unbound_is_answered_the_same_twice() {
     let just_listed = listing(&[("pod-a", &["GPU-1", "GPU-2"]), ("pod-b", &[])]);
     assert_eq!(daemon.granted("GPU-1", &just_listed), "GPU-0");
     assert_eq!(daemon.granted("GPU-1", &just_listed), "GPU-0");
+    daemon.list(&listing(&[
+        ("pod-a", &["GPU-1", "GPU-2"]),
+        ("pod-b", &["GPU-1"]),
+    ]));
+    assert_eq!(daemon.holds("GPU-0"), "Bound GPU-1 pod-b");
+    assert_eq!(daemon.holds("GPU-1"), "Bound GPU-0 pod-a");
     assert_eq!(daemon.holds("GPU-2"), "Bound GPU-2 pod-a");
 }
 
