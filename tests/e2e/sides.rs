@@ -3,8 +3,11 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
+use k8s_openapi::api::core::v1::Node;
+use kube::api::Api;
+
 use crate::objects::PodSpec;
-use crate::world::{Setup, World};
+use crate::world::{Setup, World, tick};
 
 /// From the creation of a pod that fits, with everything else idle, until it runs.
 const SOON: Duration = Duration::from_secs(5);
@@ -24,6 +27,23 @@ impl World {
                 .count()
                 == gpus
         })
+        .await;
+    }
+
+    /// The count in the node's status.
+    async fn count(&self) -> Option<String> {
+        let nodes: Api<Node> = Api::all(self.client.clone());
+        let node = nodes.get("node-0").await.expect("the API server answers");
+        let count = node.status?.allocatable?.remove("nvidia.com/gpu")?;
+        Some(count.0)
+    }
+
+    async fn wait_count(&self, count: &str) {
+        self.wait_for(
+            "the count in the node's status",
+            NEXT,
+            async |world: &Self| world.count().await.as_deref() == Some(count),
+        )
         .await;
     }
 
@@ -122,6 +142,26 @@ async fn the_ninth_of_either_kind_starts_when_one_of_the_other_kind_ends() {
     world.delete("claim-next").await;
     world.wait_running_within("counted-next", NEXT).await;
     judge(&world);
+}
+
+#[tokio::test]
+async fn at_rest_nothing_is_written_and_the_node_goes_on_showing_all_gpus() {
+    /// Two ticks of the kubelet, which writes the count by itself each 10 s where it believes another.
+    const REST: Duration = Duration::from_secs(22);
+    let Some(world) = World::start(Setup::shared(8)).await else {
+        return;
+    };
+    world.wait_at_rest(8).await;
+    world.wait_count("8").await;
+    let before = world.writes();
+    assert!(!before.is_empty(), "the slice was written before");
+    let since = Instant::now();
+    while since.elapsed() < REST {
+        assert_eq!(world.count().await.as_deref(), Some("8"));
+        tick().await;
+    }
+    let after = world.writes();
+    assert_eq!(after.len(), before.len(), "{:?}", &after[before.len()..]);
 }
 
 /// Nothing was doubled, nothing failed, and no right was missing.

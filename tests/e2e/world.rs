@@ -319,6 +319,19 @@ impl World {
 
     /// What the API server refused to the daemon's own user: a right that the manifests should give.
     pub fn forbidden(&self) -> Vec<String> {
+        self.requests(|event| event["responseStatus"]["code"] == 403)
+    }
+
+    /// What the daemon's own user has written so far.
+    pub fn writes(&self) -> Vec<String> {
+        self.requests(|event| {
+            let verb = event["verb"].as_str().unwrap_or_default();
+            ["create", "update", "patch", "delete"].contains(&verb)
+        })
+    }
+
+    /// The requests of the daemon's own user in the audit log, as far as they are of a kind.
+    fn requests(&self, is_meant: impl Fn(&serde_json::Value) -> bool) -> Vec<String> {
         let audit = fs::read_to_string(self.state().join("audit.log")).unwrap_or_default();
         let complete = audit.rfind('\n').map_or("", |end| &audit[..end]);
         complete
@@ -326,7 +339,7 @@ impl World {
             .map(|line| serde_json::from_str(line).expect("the audit log has JSON lines"))
             .filter(|event: &serde_json::Value| {
                 event["user"]["username"] == "system:serviceaccount:gpu-bridge:gpu-bridge"
-                    && event["responseStatus"]["code"] == 403
+                    && is_meant(event)
             })
             .map(|event| format!("{} {}", event["verb"], event["requestURI"]))
             .collect()
