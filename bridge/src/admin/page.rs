@@ -75,9 +75,10 @@ pub struct UnitPage {
     pub id: Option<String>,
     /// NVML's product name.
     pub product: String,
-    /// `legacy` or `dra`: where the unit is offered while it is free.
+    /// Where the unit is offered while it is free: `legacy`, `dra` or `rest` (both); `lowering`, `yielding` or `dark`
+    /// on the way from one to the other.
     pub side: String,
-    /// `FreeLegacy`, `FreeDra`, `Held`, `Lost` or `Unseen`.
+    /// `FreeLegacy`, `FreeDra`, `FreeRest`, `Moving`, `Held`, `Lost` or `Unseen`.
     pub state: String,
     /// Whether NVML sees the GPU.
     pub present: bool,

@@ -26,6 +26,18 @@ pub enum Error {
     Stopping,
 }
 
+impl Error {
+    /// The stable name of the reason, as of a refusal's: the same in events, logs and `migration-guide/reasons/`.
+    #[must_use]
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::NotSaved(_) => "NotSaved",
+            Self::NoCdiFile(_) => "NoCdiFile",
+            Self::Stopping => "Stopping",
+        }
+    }
+}
+
 /// A unit given to a counted pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GrantedDevice {

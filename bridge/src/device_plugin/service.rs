@@ -252,7 +252,8 @@ fn refuse(refusal: &bridge_core::Refusal, ids: &[String]) -> Status {
 }
 
 fn undecided(error: &crate::arbiter::Error, ids: &[String]) -> Status {
-    tracing::warn!(face = "legacy", %error, ?ids, "could not decide an Allocate");
+    let reason = error.reason();
+    tracing::warn!(face = "legacy", reason, %error, ?ids, "could not decide an Allocate");
     wire::undecided(error)
 }
 
@@ -260,12 +261,13 @@ fn undecided(error: &crate::arbiter::Error, ids: &[String]) -> Status {
 fn unlisted(why: &str, ids: &[String]) -> Status {
     tracing::warn!(
         face = "legacy",
+        reason = "PodResourcesSilent",
         error = why,
         ?ids,
         "could not decide an Allocate"
     );
     Status::unavailable(format!(
-        "a pod had this GPU before, and whether it still has it can't be told: {why}. \
+        "PodResourcesSilent: a pod had this GPU before, and whether it still has it can't be told: {why}. \
          The kubelet does not try this pod again: delete it, so that it is scheduled anew."
     ))
 }

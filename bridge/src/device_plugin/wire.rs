@@ -73,7 +73,10 @@ pub(super) fn refused(refusal: &Refusal) -> Status {
 
 /// No decision was made.
 pub(super) fn undecided(error: &arbiter::Error) -> Status {
-    Status::unavailable(error.to_string())
+    let reason = error.reason();
+    Status::unavailable(format!(
+        "{reason}: {error}. The kubelet does not try this pod again: delete it, so that it is scheduled anew."
+    ))
 }
 
 #[cfg(test)]
@@ -133,6 +136,8 @@ mod tests {
         assert_eq!(waiting.code(), Code::Unavailable);
         let undecided = undecided(&arbiter::Error::NotSaved("disk full".to_owned()));
         assert_eq!(undecided.code(), Code::Unavailable);
-        assert!(undecided.message().contains("disk full"));
+        let told = undecided.message();
+        assert!(told.starts_with("NotSaved: ") && told.contains("disk full"));
+        assert!(told.contains("delete it"), "{told}");
     }
 }

@@ -86,11 +86,7 @@ impl Why {
         match self {
             Self::Claim(error) => error.reason(),
             Self::Refused(refusal) => refusal.reason(),
-            Self::Arbiter { error, .. } => match error {
-                arbiter::Error::NotSaved(_) => "NotSaved",
-                arbiter::Error::NoCdiFile(_) => "NoCdiFile",
-                arbiter::Error::Stopping => "Stopping",
-            },
+            Self::Arbiter { error, .. } => error.reason(),
             Self::TimeIsUp { .. } => "TimeIsUp",
         }
     }
