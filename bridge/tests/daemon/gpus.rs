@@ -118,7 +118,7 @@ async fn while_nvml_hangs_allocate_answers_in_time_and_the_rest_goes_on() {
         assert!(refused.contains(part), "{part:?} is missing in: {refused}");
     }
     assert!(
-        world.log().has("NVML did not answer"),
+        world.log().has("NVML does not answer process queries"),
         "the log has the reason"
     );
     let asked = Instant::now();
