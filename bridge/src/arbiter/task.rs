@@ -28,6 +28,9 @@ const QUEUE_LIMIT: usize = 32;
 /// NVML answers a process query in well under a millisecond; a driver that hangs must not hang the kubelet.
 const PROBE_LIMIT: Duration = Duration::from_millis(500);
 
+/// How long a step of a move waits after a save that failed: a full disk is not emptied by asking it.
+const SAVE_PAUSE: Duration = Duration::from_secs(1);
+
 /// Asks NVML for the processes of every unit, each with the pod that its cgroup names.
 pub type ProcessProbe =
     Arc<dyn Fn() -> Pin<Box<dyn Future<Output = Processes> + Send>> + Send + Sync>;
@@ -44,6 +47,8 @@ pub struct Arbiter {
     started: Instant,
     /// The last save may or may not be on disk: nothing is granted until another has succeeded.
     disk_in_doubt: bool,
+    /// No step of a move is tried again before this.
+    not_before: Option<Instant>,
     disk: Trouble,
     nvml: Trouble,
     /// The units and minors that the CDI files were made of.
@@ -100,6 +105,7 @@ impl Arbiter {
             status,
             started,
             disk_in_doubt: false,
+            not_before: None,
             disk: Trouble::None,
             nvml: Trouble::None,
             written_minors: Vec::new(),
@@ -123,9 +129,11 @@ impl Arbiter {
         }
     }
 
-    /// Ends when the pool wants to be looked at again; never, if it waits for nothing.
+    /// Ends when the pool wants to be looked at again; never, if it waits for nothing. After a save that failed the
+    /// pool is as it was, and what was due then is still due: it waits for [`SAVE_PAUSE`].
     fn time_to_wake(&self) -> impl Future<Output = ()> + use<> {
-        let at = self.pool.wake_at().map(|uptime| self.started + uptime);
+        let due = self.pool.wake_at().map(|uptime| self.started + uptime);
+        let at = due.map(|due| self.not_before.map_or(due, |earliest| due.max(earliest)));
         async move {
             match at {
                 Some(at) => tokio::time::sleep_until(at.into()).await,
@@ -146,7 +154,9 @@ impl Arbiter {
             .map(|call| decide(&mut transition, call))
             .collect();
         transition.pass_time();
-        if let Err(failure) = self.save(&mut transition).await {
+        let saved = self.save(&mut transition).await;
+        self.not_before = saved.is_err().then(|| Instant::now() + SAVE_PAUSE);
+        if let Err(failure) = saved {
             for answer in answers {
                 answer.fail(&failure);
             }

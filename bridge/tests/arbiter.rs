@@ -1,0 +1,109 @@
+//! The arbiter by itself: a real ledger folder, and a probe that counts how often it is asked.
+
+#![allow(
+    clippy::unwrap_used,
+    reason = "a test that meets what it does not expect shall panic"
+)]
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use bridge_core::{
+    Claims, Gpu, Inventory, Ledger, Listing, PodSource, Pods, Pool, Processes, Settings, Side,
+    UnitId, UnitProcesses,
+};
+use gpu_bridge::arbiter::{Arbiter, Handle, Observation, ProcessProbe};
+use gpu_bridge::cdi::{CdiFiles, Roots};
+use gpu_bridge::store::{BootId, Store};
+use testkit::eventually;
+
+fn gpu(number: u32) -> Gpu {
+    Gpu {
+        uuid: UnitId::new(format!("GPU-{number}")).unwrap(),
+        pci_bus_id: format!("0000:{number:02x}:00.0"),
+        minor: number,
+        product_name: "NVIDIA H100 80GB HBM3".to_owned(),
+        brand: "Nvidia".to_owned(),
+        architecture: "Hopper".to_owned(),
+        compute_capability: (9, 0),
+        memory_bytes: 80 << 30,
+        driver_version: "580.65.06".to_owned(),
+        cuda_driver_version: (13, 0),
+        numa_node: None,
+        pcie_root: None,
+        addressing_mode: None,
+    }
+}
+
+/// Two idle GPUs that nobody holds, on a node whose count can be changed: they will rest in half a second.
+async fn about_to_rest(handle: &Handle) {
+    let idle = [
+        Observation::Inventory(Inventory::Seen(vec![gpu(0), gpu(1)])),
+        Observation::Pods(Some(Pods {
+            source: PodSource::Api,
+            pods: Vec::new(),
+        })),
+        Observation::Claims(Some(Claims::default())),
+        Observation::Listing(Listing::default()),
+        Observation::Node(Some(1)),
+    ];
+    for observation in idle {
+        handle.observe(observation).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_move_that_can_not_be_saved_is_tried_again_at_leisure_and_made_in_the_end() {
+    /// What a second of trying may cost; without a pause there are hundreds.
+    const LEISURE: usize = 4;
+    let folder = tempfile::tempdir().unwrap();
+    let state = folder.path().join("state");
+    let (store, _) = Store::open(&state, BootId::unknown()).unwrap();
+    let roots = Roots {
+        dev_root: folder.path().to_owned(),
+    };
+    let cdi = CdiFiles::new(folder.path().join("cdi"), roots);
+    let asked = Arc::new(AtomicUsize::new(0));
+    let counter = Arc::clone(&asked);
+    let probe: ProcessProbe = Arc::new(move || {
+        counter.fetch_add(1, Ordering::Relaxed);
+        let units: BTreeMap<_, _> = (0..2)
+            .map(|number| (gpu(number).uuid, UnitProcesses::Known(Vec::new())))
+            .collect();
+        Box::pin(async move { Processes { units } })
+    });
+    let pool = Pool::restored(Ledger::default(), Settings::default());
+    let (arbiter, handle) =
+        Arbiter::new(pool, Arc::new(store), Arc::new(cdi), probe, Instant::now());
+    let running = tokio::spawn(arbiter.run());
+    about_to_rest(&handle).await;
+
+    // The folder can't be written any more: a file has taken its place.
+    let aside = folder.path().join("aside");
+    rustix::fs::rename(&state, &aside).unwrap();
+    fs::write(&state, b"").unwrap();
+    let before = asked.load(Ordering::Relaxed);
+    eventually("the move is due", Duration::from_secs(5), || {
+        asked.load(Ordering::Relaxed) > before
+    })
+    .await;
+    let first = asked.load(Ordering::Relaxed);
+    let second = tokio::time::timeout(Duration::from_secs(1), std::future::pending::<()>());
+    assert!(second.await.is_err(), "nothing but time passes");
+    let tried = asked.load(Ordering::Relaxed) - first;
+    assert!(tried <= LEISURE, "tried {tried} times in a second");
+
+    fs::remove_file(&state).unwrap();
+    rustix::fs::rename(&aside, &state).unwrap();
+    eventually("both GPUs rest", Duration::from_secs(5), || {
+        let status = handle.status();
+        let status = status.borrow();
+        status.units.iter().all(|unit| unit.side == Side::Rest)
+    })
+    .await;
+    drop(handle);
+    running.await.unwrap();
+}
