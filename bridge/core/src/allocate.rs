@@ -464,20 +464,24 @@ impl Pool {
             .keys()
             .filter(|unit| !spoken_for.contains(*unit) && self.is_present(unit))
             .any(|unit| {
-                self.is_lingering(unit) || (self.is_only_reserved(unit) && !self.is_clean(unit))
+                self.only_lingers(unit, |_| true)
+                    || (self.is_only_reserved(unit) && !self.is_clean(unit))
             })
     }
 
-    fn is_lingering(&self, unit: &UnitId) -> bool {
+    /// Whether nothing but a process of an ended holder of this kind keeps the unit.
+    fn only_lingers(&self, unit: &UnitId, is_of_kind: impl Fn(&Former) -> bool) -> bool {
         let mut holds = self.ledger.holds_touching(unit).peekable();
         holds.peek().is_some()
-            && holds.all(|(_, hold)| {
-                matches!(
-                    hold.kind,
-                    HoldKind::Foreign {
-                        cause: ForeignCause::Lingering { .. }
-                    }
-                )
+            && holds.all(|(_, hold)| match &hold.kind {
+                HoldKind::Foreign {
+                    cause: ForeignCause::Lingering { former },
+                } => is_of_kind(former),
+                HoldKind::Granted { .. }
+                | HoldKind::Bound { .. }
+                | HoldKind::Reserved { .. }
+                | HoldKind::Prepared { .. }
+                | HoldKind::Foreign { .. } => false,
             })
     }
 
@@ -487,20 +491,8 @@ impl Pool {
         own: Option<&UnitId>,
         spoken_for: &BTreeSet<UnitId>,
     ) -> Option<UnitId> {
-        let of_counted = |unit: &&UnitId| {
-            let mut holds = self.ledger.holds_touching(unit).peekable();
-            holds.peek().is_some()
-                && holds.all(|(_, hold)| {
-                    matches!(
-                        hold.kind,
-                        HoldKind::Foreign {
-                            cause: ForeignCause::Lingering {
-                                former: Former::Counted(_)
-                            }
-                        }
-                    )
-                })
-        };
+        let of_counted =
+            |unit: &&UnitId| self.only_lingers(unit, |former| matches!(former, Former::Counted(_)));
         let usable = |unit: &&UnitId| !spoken_for.contains(*unit) && self.is_present(unit);
         let tail = self
             .ledger
