@@ -372,7 +372,14 @@ fn nothing_names_the_machine_that_it_was_written_on() {
 fn rows(heading: &str, columns: usize) -> Vec<Vec<String>> {
     let text = std::fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap();
     let (_, below) = text.split_once(heading).unwrap();
-    let table = below
+    let rows = rows_of(below, columns);
+    assert!(!rows.is_empty(), "no table below {heading:?}");
+    rows
+}
+
+/// The rows of the first table of a text, each as its cells.
+fn rows_of(text: &str, columns: usize) -> Vec<Vec<String>> {
+    let table = text
         .lines()
         .skip_while(|line| !line.starts_with('|'))
         .take_while(|line| line.starts_with('|'));
@@ -381,7 +388,6 @@ fn rows(heading: &str, columns: usize) -> Vec<Vec<String>> {
         inner.map(|cell| cell.trim().to_owned()).collect()
     };
     let rows: Vec<Vec<String>> = table.skip(2).map(cells).collect();
-    assert!(!rows.is_empty(), "no table below {heading:?}");
     for row in &rows {
         assert_eq!(row.len(), columns, "{row:?}");
     }
@@ -425,26 +431,49 @@ fn the_table_of_modules_in_the_documentation_is_this_one() {
     assert_eq!(documented, checked);
 }
 
+/// The names among those in backticks of a cell that no test and no scenario has.
+fn missing_tests(cell: &str, code: &str) -> Vec<String> {
+    let scenarios = root().join("tests/scenarios");
+    let mut named = quoted(cell);
+    named.retain(|name| {
+        let exists = if name.ends_with(".txt") {
+            scenarios.join(name).exists()
+        } else {
+            code.contains(&format!("fn {name}("))
+        };
+        !exists
+    });
+    named
+}
+
+fn all_code() -> String {
+    let files = files(&root(), &["rs"]);
+    files.iter().map(|file| code(file)).collect()
+}
+
 #[test]
 fn every_test_that_guards_an_invariant_exists() {
-    let code: String = files(&root(), &["rs"])
-        .iter()
-        .map(|file| code(file))
-        .collect();
-    let scenarios = root().join("tests/scenarios");
+    let code = all_code();
     let mut missing = Vec::new();
     for row in rows("## Invariants", 3) {
-        let guards = quoted(&row[2]);
-        assert!(!guards.is_empty(), "nothing guards {:?}", row[1]);
-        for guard in guards {
-            let exists = if guard.ends_with(".txt") {
-                scenarios.join(&guard).exists()
-            } else {
-                code.contains(&format!("fn {guard}("))
-            };
-            if !exists {
-                missing.push(guard);
-            }
+        assert!(!quoted(&row[2]).is_empty(), "nothing guards {:?}", row[1]);
+        missing.extend(missing_tests(&row[2], &code));
+    }
+    assert!(missing.is_empty(), "{missing:#?}");
+}
+
+#[test]
+fn every_complaint_has_its_tests() {
+    let text = std::fs::read_to_string(root().join("tests/COMPLAINTS.md")).unwrap();
+    let code = all_code();
+    let mut missing = Vec::new();
+    for section in text.split("\n## ").skip(1) {
+        let rows = rows_of(section, 4);
+        assert!(!rows.is_empty(), "no table in {section}");
+        for row in rows {
+            assert!(row[0].contains("](https://"), "no source: {row:?}");
+            assert!(!quoted(&row[3]).is_empty(), "no test: {row:?}");
+            missing.extend(missing_tests(&row[3], &code));
         }
     }
     assert!(missing.is_empty(), "{missing:#?}");
