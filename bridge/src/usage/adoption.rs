@@ -60,7 +60,8 @@ impl fmt::Debug for AdoptionInputs {
     }
 }
 
-/// Takes over what runs on the node, if the pool waits for it; then there is nothing more to do until `stop`.
+/// Takes over what runs on the node, if the pool waits for it; then there is nothing more to do until `stop`. Until
+/// then, and as long as the ledger can't be read, the pool is told what the kubelet has allocated.
 ///
 /// # Errors
 /// [`arbiter::Error::Stopping`]: the arbiter has ended. Sources that do not answer are waited for.
@@ -79,29 +80,20 @@ pub async fn run_adoption(
 
 async fn adopt(mut inputs: AdoptionInputs, handle: &Handle) -> Result<(), arbiter::Error> {
     let status = handle.status();
-    let mut ids_told: Option<BTreeSet<DeviceId>> = None;
+    let mut ids_told = None;
     let mut voice = Voice::default();
-    while status.borrow().standing == Standing::WaitingForAdoption {
+    while status.borrow().standing != Standing::Serving {
         let devices = checkpoint::read_devices(&inputs.device_plugin_dir).await;
         if let Ok(devices) = &devices {
-            let ids = devices.ids();
-            if ids_told.as_ref() != Some(&ids)
-                && tell(handle, Observation::KubeletIds(ids.clone())).await? == Told::Taken
-            {
-                ids_told = Some(ids);
-            }
+            let ids = devices.ids(inputs.pods.borrow().as_ref());
+            tell_ids(handle, ids, &mut ids_told).await?;
         }
-        match gather(&mut inputs, handle, devices).await {
-            Ok(adoption) => {
-                match tell(handle, Observation::Adoption(Box::new(adoption))).await? {
-                    // Whether it serves is seen at the head of the loop.
-                    Told::Taken => {}
-                    Told::NotTaken => voice.say(&inputs.waiting, "the ledger can't be saved"),
-                }
-            }
-            Err(missing) => voice.say(&inputs.waiting, &missing.join("; ")),
+        if status.borrow().standing == Standing::WaitingForAdoption {
+            take_over(&mut inputs, handle, devices, &mut voice).await?;
+        } else if let Err(error) = devices {
+            voice.say_unread(&error);
         }
-        if status.borrow().standing != Standing::WaitingForAdoption {
+        if status.borrow().standing == Standing::Serving {
             break;
         }
         tokio::select! {
@@ -111,6 +103,38 @@ async fn adopt(mut inputs: AdoptionInputs, handle: &Handle) -> Result<(), arbite
         }
     }
     inputs.waiting.send_replace(String::new());
+    Ok(())
+}
+
+/// What the kubelet has allocated stays shown while nothing is given out. An unreadable ledger can last for days, so
+/// the book is read again and again: the kubelet's, not the daemon's, says then what is in use.
+async fn tell_ids(
+    handle: &Handle,
+    ids: BTreeSet<DeviceId>,
+    told: &mut Option<BTreeSet<DeviceId>>,
+) -> Result<(), arbiter::Error> {
+    if told.as_ref() != Some(&ids)
+        && tell(handle, Observation::KubeletIds(ids.clone())).await? == Told::Taken
+    {
+        *told = Some(ids);
+    }
+    Ok(())
+}
+
+async fn take_over(
+    inputs: &mut AdoptionInputs,
+    handle: &Handle,
+    devices: Result<Devices, checkpoint::Error>,
+    voice: &mut Voice,
+) -> Result<(), arbiter::Error> {
+    match gather(inputs, handle, devices).await {
+        Ok(adoption) => match tell(handle, Observation::Adoption(Box::new(adoption))).await? {
+            // Whether it serves is seen by the loop.
+            Told::Taken => {}
+            Told::NotTaken => voice.say(&inputs.waiting, "the ledger can't be saved"),
+        },
+        Err(missing) => voice.say(&inputs.waiting, &missing.join("; ")),
+    }
     Ok(())
 }
 
@@ -264,6 +288,16 @@ impl Voice {
             info!(
                 missing,
                 "the ledger is missing, and what runs here is not fully known yet; nothing is given out"
+            );
+        }
+    }
+
+    /// While the ledger can't be read nobody waits for this file, but the ids of running pods are hidden without it.
+    fn say_unread(&mut self, error: &checkpoint::Error) {
+        if self.throttle.pass().is_some() {
+            warn!(
+                error = chain(error),
+                "which ids the kubelet has allocated can't be read; until it can, ids of running pods may be shown as unhealthy"
             );
         }
     }

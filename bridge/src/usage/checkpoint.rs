@@ -1,6 +1,6 @@
 //! The kubelet's own files: which ids it has allocated with which answer, and which claims it has prepared.
 //!
-//! Read only, and only while the ledger is missing. Sources, all of kubernetes v1.37.2:
+//! Read only, and only while the ledger is missing or can't be read. Sources, all of kubernetes v1.37.2:
 //! `pkg/kubelet/cm/devicemanager/checkpoint/checkpoint.go`, `pkg/kubelet/cm/dra/state/{checkpoint,state}.go`.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -9,7 +9,10 @@ use std::path::{Path, PathBuf};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use bridge_core::{CheckpointedDevices, CheckpointedResponse, ClaimUid, DeviceId, PodUid, UnitId};
+use bridge_core::{
+    BoundPod, CheckpointedDevices, CheckpointedResponse, ClaimUid, DeviceId, PodPhase, PodUid,
+    Pods, UnitId,
+};
 use legacy_proto::deviceplugin::ContainerAllocateResponse;
 use prost::Message as _;
 use serde::Deserialize;
@@ -81,10 +84,16 @@ impl Devices {
         }
     }
 
-    /// All ids that the kubelet counts as allocated.
-    pub(super) fn ids(&self) -> BTreeSet<DeviceId> {
+    /// All ids that the kubelet counts as allocated, without those of pods that have ended: the kubelet leaves them in
+    /// its book until it allocates again, and schedulers would take them for free. `None`: the pods are not known.
+    pub(super) fn ids(&self, pods: Option<&Pods>) -> BTreeSet<DeviceId> {
+        let has_ended = |entry: &&Entry| {
+            let live = |bound: &BoundPod| bound.phase == PodPhase::Live && bound.uid == entry.pod;
+            pods.is_some_and(|pods| !pods.pods.iter().any(live))
+        };
         self.entries()
             .iter()
+            .filter(|entry| !has_ended(entry))
             .flat_map(|entry| entry.ids.iter().cloned())
             .collect()
     }
@@ -305,8 +314,13 @@ mod tests {
     async fn the_ids_of_our_resource_are_read_once_each() {
         let read = devices(DEVICES_OF_GO).await.unwrap();
         assert_eq!(read.entries().len(), 1);
-        let ids: Vec<String> = read.ids().iter().map(ToString::to_string).collect();
+        let ids: Vec<String> = read.ids(None).iter().map(ToString::to_string).collect();
         assert_eq!(ids, ["GPU-a", "GPU-b", "GPU-c"]);
+        let gone = Pods {
+            source: bridge_core::PodSource::Api,
+            pods: Vec::new(),
+        };
+        assert_eq!(read.ids(Some(&gone)), BTreeSet::new());
         let empty = r#"{"Data":{"PodDeviceEntries":null,"RegisteredDevices":{}},"Checksum":1}"#;
         assert_eq!(devices(empty).await.unwrap(), Devices::Entries(Vec::new()));
         let folder = tempfile::tempdir().unwrap();

@@ -1,5 +1,6 @@
 //! The ledger's file: what survives a kill, and what is done with a file that can't be trusted.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -117,12 +118,27 @@ async fn nothing_is_given_out_until_an_admin_acts(mut world: World, bad: Vec<u8>
     world.kubelet().wait_for_driver(DRIVER, SOON).await;
     world.has("DevicePluginRegistered").await;
     world.has("DraPluginRegistered").await;
+    // Hidden from the kubelet, an id that a pod has would fail this pod when the kubelet starts anew.
+    let has: BTreeSet<String> = world.ids("a").into_iter().collect();
     let nothing_is_offered =
-        async || world.kubelet().healthy(RESOURCE).is_empty() && world.open_devices().is_empty();
-    until("all is withdrawn", SOON, nothing_is_offered).await;
+        async || world.kubelet().healthy(RESOURCE) == has && world.open_devices().is_empty();
+    until(
+        "all but what a pod has is withdrawn",
+        SOON,
+        nothing_is_offered,
+    )
+    .await;
     stays(
         "nothing is offered",
         Duration::from_secs(1),
+        nothing_is_offered,
+    )
+    .await;
+    world.kubelet().restart().await.unwrap();
+    world.kubelet().wait_for_driver(DRIVER, SOON).await;
+    until(
+        "the restarted kubelet is told the same",
+        SOON,
         nothing_is_offered,
     )
     .await;

@@ -9,7 +9,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bridge_core::{
     Access, AllocatedClaim, AllocatedDevice, ClaimRef, ClaimUid, Claims, DeviceId, DeviceName,
-    ForeignCause, Health, HoldKind, Phase, Pool, Standing, UnitId,
+    ForeignCause, Health, HoldKind, Offers, Phase, Pool, Standing, UnitId,
 };
 use gpu_bridge::arbiter::Observation;
 use gpu_bridge::usage::{self, AdoptionInputs, PodResources};
@@ -70,7 +70,11 @@ impl Default for Node {
 impl Waiting {
     /// `book` is the content of `kubelet_internal_checkpoint`.
     async fn start(book: Option<&str>, node: Node) -> Self {
-        let mut world = World::start(Pool::waiting(settings()), |root| {
+        Self::start_as(Pool::waiting(settings()), book, node).await
+    }
+
+    async fn start_as(pool: Pool, book: Option<&str>, node: Node) -> Self {
+        let mut world = World::start(pool, |root| {
             if let Some(text) = &node.prepared {
                 fs::write(root.join("dra_manager_state"), text).unwrap();
             }
@@ -235,20 +239,47 @@ async fn the_kubelets_ids_are_told_before_everything_else_is_known() {
         *node.arbiter().seen.adoption.lock().unwrap(),
         [Observation::KubeletIds(ids)]
     );
-    let healthy: Vec<String> = node
-        .arbiter()
-        .handle
-        .offers()
-        .borrow()
-        .counted
-        .iter()
-        .filter(|offer| offer.health == Health::Healthy)
-        .map(|offer| offer.id.to_string())
-        .collect();
-    assert_eq!(healthy, ["GPU-1"]);
+    let offers = node.arbiter().handle.offers();
+    assert_eq!(healthy_in(&offers.borrow()), ["GPU-1"]);
     *node.minors.lock().unwrap() = Some(minors());
     node.serves().await;
     assert_eq!(node.arbiter().bound()[0].0, "a");
+}
+
+#[tokio::test]
+async fn with_an_unreadable_ledger_the_ids_of_running_pods_stay_healthy_until_they_end() {
+    let text = book(&[
+        ("a", "GPU-1", env("GPU-1")),
+        ("gone", "GPU-0", env("GPU-0")),
+    ]);
+    let node = Node {
+        pods: vec!["a"],
+        ..Node::default()
+    };
+    let node = Waiting::start_as(Pool::unreadable(settings()), Some(&text), node).await;
+    let healthy = |ids: &'static [&str]| {
+        let offers = node.arbiter().handle.offers();
+        eventually("the ids of running pods", DEADLINE, move || {
+            healthy_in(&offers.borrow()) == ids
+        })
+    };
+    healthy(&["GPU-1"]).await;
+    // The kubelet leaves what has ended in its book, and schedulers would take it for free.
+    node.world.api.put("pods", in_api("a", 1, "Succeeded"));
+    healthy(&[]).await;
+    assert_eq!(
+        node.arbiter().status().standing,
+        Standing::LedgerUnreadable,
+        "nothing is adopted over a file that an admin must look at"
+    );
+}
+
+fn healthy_in(offers: &Offers) -> Vec<String> {
+    let healthy = offers.counted.iter();
+    healthy
+        .filter(|offer| offer.health == Health::Healthy)
+        .map(|offer| offer.id.to_string())
+        .collect()
 }
 
 #[tokio::test]
