@@ -273,22 +273,25 @@ impl Pool {
             .filter(|unit| self.side_of(unit).is_some_and(|side| side.shows(face)))
             .filter(|unit| self.is_present(unit) && self.is_free_for(unit, face))
             .collect();
-        let held = self.held_through(face);
+        let room = self.room(face);
+        // Counted picks come from the tail of the list and claims from its head: each keeps its own end.
+        match face {
+            Face::Legacy => drop(free.drain(..free.len().saturating_sub(room))),
+            Face::Dra => free.truncate(room),
+        }
+        free
+    }
+
+    /// How many units a face may show beside those that are held through it, by its limit.
+    pub(crate) fn room(&self, face: Face) -> usize {
         let limit = match face {
             Face::Legacy => self.settings.limits.legacy,
             Face::Dra => self.settings.limits.dra,
         };
-        if let Some(limit) = limit {
-            let room = usize::try_from(limit)
-                .unwrap_or(usize::MAX)
-                .saturating_sub(held);
-            // Counted picks come from the tail of the list and claims from its head: each keeps its own end.
-            match face {
-                Face::Legacy => drop(free.drain(..free.len().saturating_sub(room))),
-                Face::Dra => free.truncate(room),
-            }
-        }
-        free
+        limit.map_or(usize::MAX, |limit| {
+            let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+            limit.saturating_sub(self.held_through(face))
+        })
     }
 
     /// The side on which a unit is offered. A MIG instance goes with its parent, so that no piece of hardware is

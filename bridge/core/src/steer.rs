@@ -147,6 +147,21 @@ impl Pool {
             .saturating_sub(u32::try_from(counted).unwrap_or(u32::MAX))
     }
 
+    /// How many of `all` units go to the counted side where `wanted` should, so that no face gets more than its limit
+    /// lets it show while the other could show it. The sides have `counted` and `claimable` free units already.
+    fn share_within_limits(
+        &self,
+        wanted: usize,
+        all: usize,
+        counted: usize,
+        claimable: usize,
+    ) -> usize {
+        let most = all.min(self.room(Face::Legacy).saturating_sub(counted));
+        let least = all.saturating_sub(self.room(Face::Dra).saturating_sub(claimable));
+        // With room on neither side it does not matter where a unit is left.
+        wanted.clamp(least.min(most), most)
+    }
+
     /// Free ids that are in the count.
     fn counted_free(&self) -> u32 {
         let units = self.on_offer(Face::Legacy).into_iter();
@@ -268,30 +283,35 @@ impl Transition {
     }
 
     /// The first arrival ends the rest: as many units as counted pods in flight need stay counted, from the tail;
-    /// the others are halved, the odd one to the kind that came.
+    /// the others are halved, the odd one to the kind that came, as far as the limits let both show their half.
     fn split_what_rests(&mut self) {
         let Some(face) = self.pool.seen.motion.arrived.take() else {
             return;
         };
         let free = self.pool.free_units();
         let mut rest: Vec<UnitId> = Vec::new();
-        let mut counted: u32 = 0;
+        let mut counted: usize = 0;
+        let mut claimable: usize = 0;
         for (unit, side) in free {
             match side {
                 Side::Rest => rest.push(unit),
                 Side::Legacy => counted += 1,
-                Side::Dra | Side::Lowering | Side::Yielding | Side::Dark => {}
+                Side::Dra => claimable += 1,
+                Side::Lowering | Side::Yielding | Side::Dark => {}
             }
         }
-        let need = self.pool.counted_in_flight().saturating_sub(counted);
-        let need = usize::try_from(need).unwrap_or(usize::MAX).min(rest.len());
+        let need = usize::try_from(self.pool.counted_in_flight()).unwrap_or(usize::MAX);
+        let need = need.saturating_sub(counted).min(rest.len());
         for unit in rest.split_off(rest.len() - need) {
             self.set_side(&unit, Side::Legacy);
         }
-        let counted_half = match face {
+        let half = match face {
             Face::Legacy => rest.len().div_ceil(2),
             Face::Dra => rest.len() / 2,
         };
+        let counted_half =
+            self.pool
+                .share_within_limits(half, rest.len(), counted + need, claimable);
         for unit in rest.split_off(rest.len() - counted_half) {
             self.set_side(&unit, Side::Legacy);
         }
@@ -395,9 +415,18 @@ impl Transition {
                 self.set_side(&unit, Side::Rest);
             }
             self.pool.seen.motion.turn = None;
-        } else {
+        } else if !self.clear_over_limit(&dwelt) {
             self.take_turns(&dwelt);
         }
+    }
+
+    /// Moves what a limit keeps a face from showing to the other side, if that may show it. Whether it moved any.
+    fn clear_over_limit(&mut self, dwelt: &[(UnitId, Side)]) -> bool {
+        let free = self.pool.free_units();
+        let (counted, claimable) = (on(&free, Side::Legacy).len(), on(&free, Side::Dra).len());
+        let all = counted + claimable;
+        let want = self.pool.share_within_limits(counted, all, 0, 0);
+        self.share_out(dwelt, want, counted)
     }
 
     /// While things keep arriving, what is free is shared by weight, and every second pair of turns gathers all of
@@ -421,12 +450,27 @@ impl Transition {
         turn.number = turn.number.wrapping_add(1);
         turn.taken = false;
         turn.ends = now + turn.length;
+        let turn_number = turn.number;
+        let legacy = on(free, Side::Legacy).len();
+        let all = legacy + on(free, Side::Dra).len();
+        let want = self.wanted_in_turn(turn_number, all);
+        // What has not dwelt yet stays where it is, and takes its part of what the limits leave.
+        let every = self.pool.free_units();
+        let (staying, staying_claimable) = (
+            on(&every, Side::Legacy).len() - legacy,
+            on(&every, Side::Dra).len() - (all - legacy),
+        );
+        let want = self
+            .pool
+            .share_within_limits(want, all, staying, staying_claimable);
+        self.share_out(free, want, legacy);
+    }
+
+    /// How many of `all` free units are for counted pods in a turn, limits aside.
+    fn wanted_in_turn(&self, turn: u32, all: usize) -> usize {
         let weights = self.pool.settings.weights;
         let total = u64::from(weights.legacy) + u64::from(weights.dra);
-        let legacy: Vec<&UnitId> = on(free, Side::Legacy);
-        let dra: Vec<&UnitId> = on(free, Side::Dra);
-        let all = legacy.len() + dra.len();
-        let want = match turn.number % TURNS_IN_ROUND {
+        match turn % TURNS_IN_ROUND {
             2 => all,
             3 => 0,
             _ if total == 0 => all.div_ceil(2),
@@ -435,25 +479,25 @@ impl Transition {
                     .div_ceil(total),
             )
             .unwrap_or(all),
-        };
-        let to_dra: Vec<UnitId> = legacy
-            .iter()
-            .take(legacy.len().saturating_sub(want))
-            .map(|u| (*u).clone())
-            .collect();
-        let to_legacy: Vec<UnitId> = dra
-            .iter()
-            .rev()
-            .take(want.saturating_sub(legacy.len()))
-            .map(|u| (*u).clone())
-            .collect();
-        for unit in to_dra {
-            self.set_side(&unit, Side::Lowering);
         }
-        for unit in to_legacy {
-            self.set_side(&unit, Side::Dark);
-            self.pool.seen.motion.dark_since.insert(unit, now);
+    }
+
+    /// Begins the moves after which the counted side has `want` of these free units and not `have` any more: to
+    /// claims from the head of the list, to counted pods from its tail. Whether it began any.
+    fn share_out(&mut self, free: &[(UnitId, Side)], want: usize, have: usize) -> bool {
+        let now = self.now.uptime;
+        let legacy = on(free, Side::Legacy).into_iter();
+        let to_dra: Vec<UnitId> = legacy.take(have.saturating_sub(want)).cloned().collect();
+        let dra = on(free, Side::Dra).into_iter().rev();
+        let to_legacy: Vec<UnitId> = dra.take(want.saturating_sub(have)).cloned().collect();
+        for unit in &to_dra {
+            self.set_side(unit, Side::Lowering);
         }
+        for unit in &to_legacy {
+            self.set_side(unit, Side::Dark);
+            self.pool.seen.motion.dark_since.insert(unit.clone(), now);
+        }
+        !to_dra.is_empty() || !to_legacy.is_empty()
     }
 
     /// When the next step can be due.
