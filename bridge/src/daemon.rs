@@ -5,6 +5,7 @@
 //! it, saying why: half a daemon that looks alive is worse than a restart.
 
 mod conditions;
+mod preview;
 
 use std::collections::BTreeSet;
 use std::future::Future;
@@ -14,7 +15,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use bridge_core::{ClaimUid, Pods, Pool, Process, Processes, Settings, UnitId, UnitProcesses};
+use bridge_core::{
+    ClaimUid, Claims, Pods, Pool, Process, Processes, Settings, UnitId, UnitProcesses,
+};
 use bridge_nvml::Session;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use tokio::signal::unix::{SignalKind, signal};
@@ -31,6 +34,8 @@ use crate::config::{self, Config};
 use crate::inventory::{self, Scan};
 use crate::store::{BootId, Loaded, Store};
 use crate::{device_plugin, dra, uds, usage};
+
+pub use self::preview::{Foresight, Preview, preview};
 
 /// How often the processes are looked at for strangers on free units.
 const STRANGER_PERIOD: Duration = Duration::from_secs(5);
@@ -312,6 +317,19 @@ async fn start_admin(
     Ok(())
 }
 
+/// The claims allocated here and the pods bound here, `None` while they are not known.
+type Followed = (
+    watch::Receiver<Option<Claims>>,
+    watch::Receiver<Option<Pods>>,
+);
+
+/// What a former daemon has left behind, and the GPUs that are there.
+struct Leftovers {
+    cdi_claims: Option<BTreeSet<ClaimUid>>,
+    unprepared: usage::UnpreparedClaims,
+    scans: watch::Receiver<Scan>,
+}
+
 /// The two faces and what feeds them.
 struct Faces<'a> {
     options: &'a RunOptions,
@@ -332,22 +350,9 @@ impl Faces<'_> {
     ) {
         let resources =
             usage::PodResources::new(&self.options.kubelet_dir, self.options.node_name.clone());
-        let (claims_out, claims) = watch::channel(None);
-        let (pods_out, pods) = watch::channel(None);
+        let (claims, pods) = self.follow(tasks);
         self.start_device_plugin(tasks, &resources, pods.clone());
         self.start_dra(tasks);
-        let (node, handle, stop) = self.own();
-        let client = self.client.clone();
-        tasks.spawn(async move {
-            let done = dra::claims::run(client, node, handle, claims_out, stop).await;
-            ("claim watch", done.map_err(anyhow::Error::from))
-        });
-        let (node, handle, stop) = self.own();
-        let (client, kubelet_dir) = (self.client.clone(), self.options.kubelet_dir.clone());
-        tasks.spawn(async move {
-            let done = usage::run_pods(client, node, kubelet_dir, handle, pods_out, stop).await;
-            ("pod watch", done.map_err(anyhow::Error::from))
-        });
         let (_, handle, stop) = self.own();
         let (listing, bound) = (resources.clone(), pods.clone());
         tasks.spawn(async move {
@@ -360,16 +365,53 @@ impl Faces<'_> {
             self.conditions.clone(),
             self.stop.clone(),
         ));
-        let (_, handle, stop) = self.own();
         let store = Arc::clone(store);
+        let leftovers = Leftovers {
+            cdi_claims,
+            unprepared: Arc::new(move || store.unprepared()),
+            scans,
+        };
+        self.adopt(tasks, resources, leftovers, (claims, pods), waiting);
+    }
+
+    /// Follows the claims allocated here and the pods bound here.
+    fn follow(&self, tasks: &mut Tasks) -> Followed {
+        let (claims_out, claims) = watch::channel(None);
+        let (pods_out, pods) = watch::channel(None);
+        let (node, handle, stop) = self.own();
+        let client = self.client.clone();
+        tasks.spawn(async move {
+            let done = dra::claims::run(client, node, handle, claims_out, stop).await;
+            ("claim watch", done.map_err(anyhow::Error::from))
+        });
+        let (node, handle, stop) = self.own();
+        let (client, kubelet_dir) = (self.client.clone(), self.options.kubelet_dir.clone());
+        tasks.spawn(async move {
+            let done = usage::run_pods(client, node, kubelet_dir, handle, pods_out, stop).await;
+            ("pod watch", done.map_err(anyhow::Error::from))
+        });
+        (claims, pods)
+    }
+
+    /// Takes over what runs here, if the pool waits for that.
+    fn adopt(
+        &self,
+        tasks: &mut Tasks,
+        resources: usage::PodResources,
+        leftovers: Leftovers,
+        (claims, pods): Followed,
+        waiting: watch::Sender<String>,
+    ) {
+        let (_, handle, stop) = self.own();
+        let scans = leftovers.scans;
         let inputs = usage::AdoptionInputs {
             resources,
             kubelet_dir: self.options.kubelet_dir.clone(),
             device_plugin_dir: self.options.device_plugin_dir.clone(),
             pods,
             claims,
-            cdi_claims,
-            unprepared: Arc::new(move || store.unprepared()),
+            cdi_claims: leftovers.cdi_claims,
+            unprepared: leftovers.unprepared,
             minors: Arc::new(move || minors(&scans.borrow())),
             waiting,
         };

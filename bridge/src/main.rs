@@ -5,17 +5,20 @@ use std::io::IsTerminal as _;
 use std::process::ExitCode;
 
 use clap::Parser as _;
-use gpu_bridge::cli::{Cli, Error, LogFormat, Mistake, Mistakes};
+use gpu_bridge::cli::{Cli, Command, Error, LogFormat, Mistake, Mistakes};
 use tracing_subscriber::EnvFilter;
 
 /// The variable that says which log lines are written, and what holds without it: the Kubernetes client writes a
 /// line for every request that fails, and whoever asked tells of the same, with the reason and not each time.
 const LOG_FILTER: (&str, &str) = ("GPU_BRIDGE_LOG", "info,kube_client=off");
 
+/// The same for a verb that answers whoever called it: its answer says what it has to say.
+const LOG_OF_A_VERB: &str = "off";
+
 #[tokio::main]
 async fn main() -> ExitCode {
     let cli = Cli::parse();
-    let outcome = match start_logging(cli.log_format) {
+    let outcome = match start_logging(&cli) {
         Ok(()) => cli.execute().await,
         Err(mistake) => Err(Error::from(Mistakes(vec![mistake]))),
     };
@@ -28,8 +31,13 @@ async fn main() -> ExitCode {
     }
 }
 
-fn start_logging(format: LogFormat) -> Result<(), Mistake> {
-    let (variable, default) = LOG_FILTER;
+fn start_logging(cli: &Cli) -> Result<(), Mistake> {
+    let (variable, default) = match cli.command {
+        Command::Run(_) => LOG_FILTER,
+        Command::Status(_) | Command::Ledger(_) | Command::CheckConfig { .. } => {
+            (LOG_FILTER.0, LOG_OF_A_VERB)
+        }
+    };
     let wrong = |value: String, why: String| Mistake {
         flag: variable,
         value: Some(value),
@@ -49,7 +57,7 @@ fn start_logging(format: LogFormat) -> Result<(), Mistake> {
         .with_env_filter(filter)
         .with_ansi(std::io::stderr().is_terminal())
         .with_writer(std::io::stderr);
-    match format {
+    match cli.log_format {
         LogFormat::Text => lines.init(),
         LogFormat::Json => lines.json().flatten_event(true).init(),
     }

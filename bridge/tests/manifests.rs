@@ -5,12 +5,12 @@
     reason = "a manifest that cannot be read has to fail the test"
 )]
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use bridge_core::Mode;
-use clap::Parser as _;
+use clap::{CommandFactory as _, Parser as _};
 use gpu_bridge::admin::{HEALTHZ, READYZ};
 use gpu_bridge::cli::{Cli, Command, RunOptions};
 use gpu_bridge::config::Config;
@@ -138,25 +138,24 @@ fn container() -> Container {
 /// The options that the daemon has when the DaemonSet starts it.
 fn options() -> RunOptions {
     let container = container();
-    // The two variables that the pod sets are those of these flags.
-    let variables: BTreeSet<String> = container
-        .env
-        .unwrap()
-        .into_iter()
-        .map(|variable| variable.name)
-        .collect();
-    let flags = [
-        ("NODE_NAME", "--node-name=node-1"),
-        (
-            "GPU_BRIDGE_POD_UID",
-            "--pod-uid=0b3c8a4e-0000-4000-8000-000000000000",
-        ),
-    ];
-    let known: BTreeSet<String> = flags.iter().map(|(name, _)| (*name).to_owned()).collect();
-    assert_eq!(variables, known);
+    let command = Cli::command();
+    let run = command.find_subcommand("run").unwrap();
+    // What the node fills in, as it may look.
+    let filled_in = BTreeMap::from([
+        ("NODE_NAME", "node-1"),
+        ("GPU_BRIDGE_POD_UID", "0b3c8a4e-0000-4000-8000-000000000000"),
+    ]);
+    let flags = container.env.unwrap().into_iter().map(|variable| {
+        let name = variable.name.as_str();
+        let mut arguments = run.get_arguments();
+        let argument = arguments.find(|it| it.get_env().is_some_and(|env| env == name));
+        let argument = argument.unwrap_or_else(|| panic!("{name} is no variable of `run`"));
+        let value = variable.value.as_deref().unwrap_or_else(|| filled_in[name]);
+        format!("--{}={value}", argument.get_long().unwrap())
+    });
     let line = std::iter::once("gpu-bridge".to_owned())
         .chain(container.args.unwrap())
-        .chain(flags.iter().map(|(_, flag)| (*flag).to_owned()));
+        .chain(flags);
     let cli = Cli::try_parse_from(line).unwrap_or_else(|error| panic!("{error}"));
     let Command::Run(args) = cli.command else {
         panic!("the DaemonSet starts another command than 'run'");

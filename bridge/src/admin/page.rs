@@ -352,7 +352,9 @@ fn condition_pages(conditions: &BTreeMap<ConditionName, Condition>) -> Vec<Condi
     conditions.iter().map(page).collect()
 }
 
-fn standing(standing: Standing) -> &'static str {
+/// The word of [`StatusPage::standing`].
+#[must_use]
+pub fn standing(standing: Standing) -> &'static str {
     match standing {
         Standing::Serving => "Serving",
         Standing::WaitingForAdoption => "WaitingForAdoption",

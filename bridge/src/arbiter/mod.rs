@@ -4,6 +4,7 @@
 
 mod gate;
 mod handle;
+mod rehearsal;
 mod reports;
 mod task;
 
@@ -11,4 +12,5 @@ pub use gate::OpenAllocate;
 pub use handle::{
     AllocateReply, Call, Error, GrantedDevice, Handle, Observation, PrepareReply, PreparedReply,
 };
+pub use rehearsal::Rehearsal;
 pub use task::{Arbiter, ProcessProbe};

@@ -454,7 +454,7 @@ fn decide(transition: &mut Transition, call: Call) -> Answer {
     }
 }
 
-fn observe(transition: &mut Transition, observation: Observation) {
+pub(super) fn observe(transition: &mut Transition, observation: Observation) {
     match observation {
         Observation::Listing(listing) => transition.observe_listing(listing),
         Observation::Pods(pods) => transition.observe_pods(pods),

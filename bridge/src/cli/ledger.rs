@@ -1,14 +1,15 @@
-//! `gpu-bridge ledger`: what the file says that survives a restart.
+//! `gpu-bridge ledger`: what the file says that survives a restart, and a new one for one that can't be used.
 
 use std::path::PathBuf;
 
 use bridge_core::{Access, Ledger};
 use clap::{Args, Subcommand};
 
+use super::rebuild::RebuildArgs;
 use super::status::{holder, seconds};
 use super::table::Table;
 use crate::admin::HoldPage;
-use crate::store::{InspectError, Inspected, inspect};
+use crate::store::{Inspected, inspect};
 
 /// The verbs of `ledger`.
 #[derive(Debug, Clone, Args)]
@@ -27,16 +28,22 @@ pub enum LedgerCommand {
         #[arg(value_name = "FILE|DIR")]
         path: PathBuf,
     },
+    /// Sets aside a ledger that can't be used, so that the next start finds out anew who has which GPU, from the
+    /// kubelet, the API server and NVML. Tells beforehand what it will find, and what it can't know.
+    ///
+    /// It takes the flags of `run`; in the daemon's own container none is needed.
+    Rebuild(Box<RebuildArgs>),
 }
 
 impl LedgerArgs {
-    /// Reads the file; returns the text to print.
+    /// Does what was asked; returns the text to print.
     ///
     /// # Errors
-    /// The file can't be read or is damaged.
-    pub(super) fn read(self) -> Result<String, InspectError> {
+    /// The file can't be read or is damaged, or can't be set aside.
+    pub(super) async fn execute(self) -> Result<String, super::Error> {
         match self.command {
             LedgerCommand::Show { path } => Ok(describe(&inspect(&path)?)),
+            LedgerCommand::Rebuild(args) => Ok(args.rebuild().await?),
         }
     }
 }

@@ -5,6 +5,7 @@
 //! read one file.
 
 mod ledger;
+mod rebuild;
 mod run;
 mod status;
 mod table;
@@ -17,6 +18,7 @@ use clap::{Parser, Subcommand, ValueEnum};
 use kube::config::KubeconfigError;
 
 pub use ledger::{LedgerArgs, LedgerCommand};
+pub use rebuild::{RebuildArgs, RebuildError};
 pub use run::{Mistake, Mistakes, RunArgs, RunOptions};
 pub use status::StatusArgs;
 
@@ -55,7 +57,7 @@ pub enum Command {
     Run(Box<RunArgs>),
     /// Shows who has which GPU on this node, and what the daemon still waits for.
     Status(StatusArgs),
-    /// Looks at a ledger's file.
+    /// Looks at a ledger's file, or has a new one made.
     Ledger(LedgerArgs),
     /// Checks a configuration file and says what it means, without a daemon.
     CheckConfig {
@@ -90,6 +92,9 @@ pub enum Error {
     /// The ledger's file could not be read.
     #[error("no ledger")]
     Ledger(#[from] InspectError),
+    /// The ledger stays as it is.
+    #[error(transparent)]
+    Rebuild(#[from] RebuildError),
     /// The configuration file is wrong.
     #[error(transparent)]
     Config(#[from] config::Error),
@@ -103,11 +108,15 @@ impl Error {
     #[must_use]
     pub fn exit_code(&self) -> ExitCode {
         ExitCode::from(match self {
-            Self::Usage(_) | Self::Config(_) => USAGE,
+            Self::Usage(_) | Self::Config(_) | Self::Rebuild(RebuildError::Usage(_)) => USAGE,
             Self::Daemon(error) if error.is::<config::Error>() || error.is::<KubeconfigError>() => {
                 USAGE
             }
-            Self::Daemon(_) | Self::Status(_) | Self::Ledger(_) | Self::Output(_) => FAILURE,
+            Self::Daemon(_)
+            | Self::Status(_)
+            | Self::Ledger(_)
+            | Self::Rebuild(_)
+            | Self::Output(_) => FAILURE,
         })
     }
 
@@ -136,7 +145,7 @@ impl Cli {
                 crate::daemon::run(options).await.map_err(Error::Daemon)
             }
             Command::Status(args) => print(&args.ask().await?),
-            Command::Ledger(args) => print(&args.read()?),
+            Command::Ledger(args) => print(&args.execute().await?),
             Command::CheckConfig { file } => print(&config::report(&file)?),
         }
     }

@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 
 use bridge_core::Ledger;
 
-use super::{LEDGER_FILE, format, read};
+use super::own_file::read;
+use super::{LEDGER_FILE, format};
 
 /// What a ledger's file says.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -4,14 +4,16 @@
 //! for an empty one, and never overwritten (rule 11). All calls block; none takes longer than the disk.
 //!
 //! Files in the state folder, all 0600: `lock`; `ledger.json`; `unprepared.json`, only while there is no ledger to
-//! write into. The layout around their contents is described in `envelope.rs`.
+//! write into; `ledger.bad-<time>`, which an admin has had set aside and nobody reads. The layout around their contents is described in `envelope.rs`.
 
+mod aside;
 mod atomic;
 mod boot;
 mod envelope;
 mod format;
 mod inspect;
 mod lock;
+mod own_file;
 #[cfg(test)]
 mod tests;
 mod unknown;
@@ -19,26 +21,30 @@ mod v1;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{DirBuilder, File};
-use std::io::{self, Read};
-use std::os::unix::fs::DirBuilderExt;
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use bridge_core::{ClaimRef, ClaimUid, Ledger};
 
+use self::aside::BAD;
+pub use self::aside::{
+    AsideError, Condition, NoDaemon, condition, keep_daemons_away, set_aside, unprepared,
+};
 pub(crate) use self::atomic::{Error as ReplaceError, UNFINISHED, no_follow, replace};
 pub use self::boot::BootId;
 pub use self::inspect::{InspectError, Inspected, inspect};
 use self::lock::Lock;
+use self::own_file::read_own;
 use self::unknown::Unknown;
 
 /// The ledger's file in the state folder.
 pub const LEDGER_FILE: &str = "ledger.json";
 /// The list of claims that were unprepared while there was no ledger.
 pub const UNPREPARED_FILE: &str = "unprepared.json";
-/// A ledger of 256 shared units with a pod each has about 300 kB. What is larger was not written by this daemon,
-/// and reading it whole could take the node's memory.
-const FILE_LIMIT: u64 = 16 * 1024 * 1024;
+/// Mode bit of a folder in which anybody may put a file of their own in the place of ours.
+const WRITABLE_BY_ALL: u32 = 0o002;
 /// Claims remembered beside the ledger. Only claims prepared before the ledger was lost are ever unprepared then,
 /// and a node runs a few hundred pods at most.
 const UNPREPARED_LIMIT: usize = 4096;
@@ -55,6 +61,15 @@ pub enum Error {
         path: PathBuf,
         /// Why.
         source: io::Error,
+    },
+    /// Everybody may write to the folder, so that what is in it may be anybody's.
+    #[error(
+        "everybody may write to the state folder {}, so anybody could say there who has which GPU: \
+         take the write permission of others away (chmod o-w)", path.display()
+    )]
+    OpenToAll {
+        /// The folder.
+        path: PathBuf,
     },
     /// Somebody else owns the folder, or nobody can.
     #[error("the state folder {} can't be locked", path.display())]
@@ -154,6 +169,14 @@ impl Store {
                 path: folder.to_owned(),
                 source,
             })?;
+        if folder
+            .metadata()
+            .is_ok_and(|found| found.mode() & WRITABLE_BY_ALL != 0)
+        {
+            return Err(Error::OpenToAll {
+                path: folder.to_owned(),
+            });
+        }
         let lock = Lock::acquire(folder).map_err(|source| Error::Lock {
             path: folder.to_owned(),
             source: source.into(),
@@ -311,14 +334,15 @@ fn load(folder: &Path, boot_id: &BootId) -> Result<(Loaded, Unknown), Error> {
     let unreadable = |why: &dyn std::fmt::Display| {
         let why = format!(
             "The ledger {} {why}. Nothing is offered or given out until this is settled, and the file stays as it is. \
-             Put a good copy in its place, or start the version that wrote it; or move it away, and who holds which \
-             GPU is found out anew from the kubelet and the API server. Then restart gpu-bridge.",
+             Put a good copy in its place, or start the version that wrote it; or run `gpu-bridge ledger rebuild`, which \
+             moves it to {BAD}<time>, so that who holds which GPU is found out anew from the kubelet and the API server. \
+             Then restart gpu-bridge.",
             path.display()
         );
         let path = path.clone();
         Ok((Loaded::Unreadable { path, why }, Unknown::default()))
     };
-    let bytes = match read(&path) {
+    let bytes = match read_own(&path) {
         Ok(bytes) => bytes,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             return Ok((Loaded::Missing, Unknown::default()));
@@ -351,7 +375,7 @@ fn load(folder: &Path, boot_id: &BootId) -> Result<(Loaded, Unknown), Error> {
 /// it to be gone.
 fn load_unprepared(folder: &Path) -> BTreeMap<ClaimUid, ClaimRef> {
     let path = folder.join(UNPREPARED_FILE);
-    let claims = match read(&path) {
+    let claims = match read_own(&path) {
         Ok(bytes) => format::decode_unprepared(&bytes).map_err(BoxError::from),
         Err(error) if error.kind() == io::ErrorKind::NotFound => return BTreeMap::new(),
         Err(error) => Err(error.into()),
@@ -364,16 +388,4 @@ fn load_unprepared(folder: &Path) -> BTreeMap<ClaimUid, ClaimRef> {
         );
         BTreeMap::new()
     })
-}
-
-fn read(path: &Path) -> io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    let length = File::open(path)?
-        .take(FILE_LIMIT + 1)
-        .read_to_end(&mut bytes)?;
-    if u64::try_from(length).is_ok_and(|length| length > FILE_LIMIT) {
-        let why = format!("it has more than {FILE_LIMIT} bytes");
-        return Err(io::Error::new(io::ErrorKind::FileTooLarge, why));
-    }
-    Ok(bytes)
 }

@@ -311,11 +311,118 @@ fn damage_of_every_kind_keeps_the_file() {
 fn a_file_too_large_to_be_ours_is_not_read_into_memory() {
     let folder = tempfile::tempdir().unwrap();
     let file = File::create(folder.path().join(LEDGER_FILE)).unwrap();
-    file.set_len(FILE_LIMIT + 1).unwrap();
+    file.set_len(own_file::FILE_LIMIT + 1).unwrap();
     let Loaded::Unreadable { why, .. } = reread(folder.path()) else {
         panic!("it must not be read");
     };
     assert!(why.contains("more than 16777216 bytes"), "{why}");
+}
+
+#[test]
+fn a_ledger_that_others_can_have_written_is_not_believed_and_what_is_no_file_is_not_waited_for() {
+    use std::os::unix::fs::symlink;
+
+    type SpoilFile = fn(&Path);
+    let spoilers: [(&str, SpoilFile); 5] = [
+        ("others than its owner may write it (mode 666)", |file| {
+            std::fs::set_permissions(file, PermissionsExt::from_mode(0o666)).unwrap();
+        }),
+        ("others than its owner may write it (mode 660)", |file| {
+            std::fs::set_permissions(file, PermissionsExt::from_mode(0o660)).unwrap();
+        }),
+        ("it is a link", |file| {
+            let elsewhere = file.with_extension("elsewhere");
+            atomic::put_in_place(file, &elsewhere).unwrap();
+            symlink(&elsewhere, file).unwrap();
+        }),
+        ("it is no file", |file| {
+            std::fs::remove_file(file).unwrap();
+            rustix::fs::mknodat(
+                rustix::fs::CWD,
+                file,
+                rustix::fs::FileType::Fifo,
+                rustix::fs::Mode::from_raw_mode(0o600),
+                0,
+            )
+            .unwrap();
+        }),
+        (
+            "it belongs to user 65534, and gpu-bridge runs as user 0",
+            |file| {
+                std::os::unix::fs::chown(file, Some(65_534), None).unwrap();
+            },
+        ),
+    ];
+    for (expected, spoil) in spoilers {
+        if expected.contains("belongs") && !rustix::process::geteuid().is_root() {
+            continue;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        open(folder.path()).0.save(&full()).unwrap();
+        let file = folder.path().join(LEDGER_FILE);
+        spoil(&file);
+        let kind = file.symlink_metadata().unwrap().file_type();
+        let (store, loaded) = open(folder.path());
+        let Loaded::Unreadable { why, .. } = loaded else {
+            panic!("{loaded:?} was read where '{expected}' was expected");
+        };
+        assert!(why.contains(expected), "{why}");
+        store.save(&full()).unwrap_err();
+        assert_eq!(file.symlink_metadata().unwrap().file_type(), kind);
+    }
+}
+
+#[test]
+fn a_state_folder_that_everybody_may_write_to_is_not_used() {
+    let folder = tempfile::tempdir().unwrap();
+    let open_to_all = folder.path().join("open");
+    std::fs::create_dir(&open_to_all).unwrap();
+    std::fs::set_permissions(&open_to_all, PermissionsExt::from_mode(0o777)).unwrap();
+    let text = Store::open(&open_to_all, BootId::unknown())
+        .unwrap_err()
+        .to_string();
+    assert!(text.contains("chmod o-w"), "{text}");
+    assert_eq!(std::fs::read_dir(&open_to_all).unwrap().count(), 0);
+}
+
+#[test]
+fn ledgers_that_are_set_aside_never_replace_each_other() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = SystemTime::UNIX_EPOCH + Duration::from_secs(1_785_000_000);
+    let mut names = Vec::new();
+    for content in ["first", "second"] {
+        put(folder.path(), content.as_bytes());
+        let aside = set_aside(folder.path(), at).unwrap();
+        assert_eq!(std::fs::read_to_string(&aside).unwrap(), content);
+        names.push(aside.file_name().unwrap().to_str().unwrap().to_owned());
+    }
+    assert_eq!(
+        names,
+        [
+            "ledger.bad-20260725T172000Z",
+            "ledger.bad-20260725T172000Z-2"
+        ]
+    );
+    let error = set_aside(folder.path(), at).unwrap_err();
+    assert!(chain(&error).contains("ledger.json"), "{}", chain(&error));
+    assert_eq!(reread(folder.path()), Loaded::Missing);
+}
+
+#[test]
+fn while_a_ledger_is_set_aside_no_daemon_starts_and_beside_one_nothing_is() {
+    let folder = tempfile::tempdir().unwrap();
+    let kept_away = keep_daemons_away(folder.path()).unwrap();
+    Store::open(folder.path(), BootId::unknown()).unwrap_err();
+    drop(kept_away);
+    let (daemon, _) = open(folder.path());
+    let error = keep_daemons_away(folder.path()).unwrap_err();
+    let text = chain(&error);
+    assert!(
+        text.contains(&format!("process {}", std::process::id())),
+        "{text}"
+    );
+    drop(daemon);
+    keep_daemons_away(folder.path()).unwrap();
 }
 
 #[test]

@@ -110,7 +110,12 @@ async fn nothing_is_given_out_until_an_admin_acts(mut world: World, bad: Vec<u8>
     world.wait_for_standing("LedgerUnreadable").await;
     world.lacks("LedgerServing", &[]).await;
     let log = world.log();
-    for part in [why, &path, "Put a good copy in its place", "move it away"] {
+    for part in [
+        why,
+        &path,
+        "Put a good copy in its place",
+        "gpu-bridge ledger rebuild",
+    ] {
         assert!(log.has(part), "{part:?} is missing in: {}", log.text());
     }
 

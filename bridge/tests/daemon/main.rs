@@ -22,6 +22,7 @@ mod mistakes;
 mod modes;
 mod peers;
 mod process;
+mod rebuild;
 mod slices;
 mod start;
 mod world;

@@ -1,0 +1,118 @@
+//! What a start without a ledger would take over, found out without a daemon, and without changing anything.
+
+use std::time::Duration;
+
+use anyhow::Context as _;
+use bridge_core::{ClaimRef, Claims, DeviceName, Pool, Report, Standing, Status};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    Config, Faces, RunOptions, Tasks, client, config, process_probe, start_inventory, start_nvml,
+};
+use crate::admin::Conditions;
+use crate::arbiter::Rehearsal;
+use crate::cdi::{CdiFiles, Roots};
+use crate::{store, usage};
+
+/// How long the sources may take to answer. An admin waits for it.
+const PATIENCE: Duration = Duration::from_secs(15);
+
+/// What an adoption would lead to.
+#[derive(Debug, Clone)]
+pub struct Preview {
+    /// The pool after it.
+    pub status: Status,
+    /// What it would report.
+    pub reports: Vec<Report>,
+    /// Claims allocated here by names that no GPU of this node has now.
+    pub nameless: Vec<(ClaimRef, DeviceName)>,
+}
+
+/// What can be said of an adoption.
+#[derive(Debug, Clone)]
+pub enum Foresight {
+    /// Every source has answered.
+    Full(Box<Preview>),
+    /// These have not, in words: a start would wait for them, and give nothing out meanwhile.
+    Waiting(String),
+}
+
+/// Asks everything that an adoption asks.
+///
+/// # Errors
+/// The configuration or the kubeconfig can't be used, or NVML's thread can't be started.
+pub async fn preview(options: &RunOptions) -> anyhow::Result<Foresight> {
+    let config = match &options.config {
+        Some(path) => config::load(path)?,
+        None => Config::default(),
+    };
+    let client = client(options.kubeconfig.as_deref()).await?;
+    let nvml = start_nvml(options)?;
+    let probe = process_probe(nvml.clone(), options, &config);
+    let (rehearsal, handle) = Rehearsal::new(Pool::waiting(config.settings), probe);
+    let reports = rehearsal.reports();
+    let stop = CancellationToken::new();
+    let _stop_all = stop.clone().drop_guard();
+    let conditions = Conditions::new();
+    let mut tasks = Tasks::new();
+    tasks.spawn(async move {
+        rehearsal.run().await;
+        ("rehearsal", Ok(()))
+    });
+    let scans = start_inventory(&mut tasks, nvml, &handle, &conditions, &stop).await;
+    let faces = Faces {
+        options,
+        handle: &handle,
+        conditions: &conditions,
+        client,
+        stop: &stop,
+    };
+    let resources = usage::PodResources::new(&options.kubelet_dir, options.node_name.clone());
+    let (claims, pods) = faces.follow(&mut tasks);
+    let (waiting, waiting_for) = watch::channel(String::new());
+    let cdi = CdiFiles::new(
+        options.cdi_dir.clone(),
+        Roots {
+            dev_root: options.dev_root.clone(),
+        },
+    );
+    let found = super::Leftovers {
+        cdi_claims: cdi.claims_on_disk().ok(),
+        unprepared: {
+            let unprepared = store::unprepared(&options.state_dir);
+            std::sync::Arc::new(move || unprepared.clone())
+        },
+        scans,
+    };
+    faces.adopt(
+        &mut tasks,
+        resources,
+        found,
+        (claims.clone(), pods),
+        waiting,
+    );
+    let mut status = handle.status();
+    let adopted = status.wait_for(|status| status.standing == Standing::Serving);
+    match tokio::time::timeout(PATIENCE, adopted).await {
+        Ok(adopted) => {
+            let status = adopted.context("the rehearsal has ended")?.as_ref().clone();
+            let claims = claims.borrow().clone().unwrap_or_default();
+            Ok(Foresight::Full(Box::new(Preview {
+                nameless: nameless(&status, &claims),
+                status,
+                reports: reports(),
+            })))
+        }
+        Err(_) => Ok(Foresight::Waiting(waiting_for.borrow().clone())),
+    }
+}
+
+fn nameless(status: &Status, claims: &Claims) -> Vec<(ClaimRef, DeviceName)> {
+    let known = |name: &DeviceName| status.units.iter().any(|unit| unit.device == *name);
+    let named = claims.claims.iter().flat_map(|allocated| {
+        let devices = allocated.devices.iter();
+        devices.map(|device| (allocated.claim.clone(), device.device.clone()))
+    });
+    named.filter(|(_, name)| !known(name)).collect()
+}
