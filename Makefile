@@ -1,5 +1,5 @@
 # Every target is one line. `make test` is what CI runs; `make demo` is where to start.
-.PHONY: help setup check test demo cluster cluster-down cluster-build e2e e2e-containerd regen
+.PHONY: help setup check test demo cluster cluster-down cluster-build e2e e2e-containerd churn regen
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' Makefile | expand -t 18
@@ -30,6 +30,9 @@ e2e: setup cluster-build ## the tests on real Kubernetes alone
 
 e2e-containerd: setup cluster-build ## the same on containerd and runc: needs root and a C compiler, 4 minutes from cold
 	@tests/cluster/build-containerd.sh && cargo test -p gpu-bridge --test e2e -- --ignored --nocapture containerd::
+
+churn: setup cluster-build ## measure one load: SEED=1 PODS=200 LOAD=high DAEMON=bridge, see tests/bench/README.md
+	@cargo test -q -p gpu-bridge --test e2e -- --ignored --exact churn::program::one_run --nocapture
 
 regen: ## rewrite the Rust of the .proto files and every golden file; read the diff before you commit it
 	UPDATE_PROTO=1 UPDATE_EXPECT=1 cargo test --workspace --lib --test bootstrap --test admin

@@ -258,15 +258,23 @@ impl World {
         }
     }
 
+    /// Events of pods.
+    pub fn pod_events(&self) -> Api<Event> {
+        Api::namespaced(self.client.clone(), NAMESPACE)
+    }
+
     async fn message(&self, pod: &str) -> Option<String> {
         self.pods().get_opt(pod).await.ok()??.status?.message
     }
 
     /// Reason and message of every event of a pod.
     pub async fn events(&self, pod: &str) -> Vec<String> {
-        let api: Api<Event> = Api::namespaced(self.client.clone(), NAMESPACE);
         let list = ListParams::default().fields(&format!("involvedObject.name={pod}"));
-        let events = api.list(&list).await.expect("events can be listed");
+        let events = self
+            .pod_events()
+            .list(&list)
+            .await
+            .expect("events can be listed");
         events
             .items
             .into_iter()

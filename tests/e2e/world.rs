@@ -17,6 +17,8 @@ use crate::record::Record;
 const CLUSTER_LIMIT: Duration = Duration::from_secs(120);
 /// Start of the daemon until it is ready, real kubelet included (it looks at its folders once a second).
 const READY_LIMIT: Duration = Duration::from_secs(30);
+/// The daemon's own user, as the API server knows it.
+pub const DAEMON_USER: &str = "system:serviceaccount:gpu-bridge:gpu-bridge";
 /// What `cluster up` answers on a machine that can't run one.
 const SKIPPED: i32 = 77;
 
@@ -115,7 +117,8 @@ impl Drop for World {
     }
 }
 
-fn repository() -> PathBuf {
+/// The root of the repository.
+pub fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
@@ -238,12 +241,8 @@ impl World {
     pub async fn wait_ready(&mut self) {
         let deadline = Instant::now() + READY_LIMIT;
         loop {
-            if let Some((200, _)) = self.get("/readyz").await {
+            if self.is_ready().await {
                 return;
-            }
-            let daemon = self.daemon.as_mut().expect("the daemon was started");
-            if let Some(status) = daemon.child.try_wait().expect("its state can be asked") {
-                panic!("the daemon ended with {status}");
             }
             assert!(
                 Instant::now() < deadline,
@@ -252,6 +251,18 @@ impl World {
             );
             tick().await;
         }
+    }
+
+    /// Whether /readyz says yes. A daemon that has ended fails the test.
+    pub async fn is_ready(&mut self) -> bool {
+        if let Some((200, _)) = self.get("/readyz").await {
+            return true;
+        }
+        let daemon = self.daemon.as_mut().expect("the daemon was started");
+        if let Some(status) = daemon.child.try_wait().expect("its state can be asked") {
+            panic!("the daemon ended with {status}");
+        }
+        false
     }
 
     /// Status code and body of the daemon's HTTP server; `None` if it does not answer.
@@ -338,8 +349,7 @@ impl World {
             .lines()
             .map(|line| serde_json::from_str(line).expect("the audit log has JSON lines"))
             .filter(|event: &serde_json::Value| {
-                event["user"]["username"] == "system:serviceaccount:gpu-bridge:gpu-bridge"
-                    && is_meant(event)
+                event["user"]["username"] == DAEMON_USER && is_meant(event)
             })
             .map(|event| format!("{} {}", event["verb"], event["requestURI"]))
             .collect()
@@ -347,18 +357,27 @@ impl World {
 
     /// Sends a command to the cluster's runner and waits until it is done.
     pub fn control(&self, command: &str) {
-        let output = Command::new(repository().join("tests/cluster/bin/cluster"))
-            .arg("control")
-            .arg(self.state())
-            .args(command.split(' '))
-            .output()
-            .expect("the runner can be asked");
+        let asked = self.begin_control(command);
+        let output = asked.wait_with_output().expect("the runner can be asked");
         assert!(
             output.status.success(),
             "{command}: {}{}",
             String::from_utf8_lossy(&output.stdout),
             String::from_utf8_lossy(&output.stderr)
         );
+    }
+
+    /// Sends a command to the cluster's runner; the child ends when it is done.
+    pub fn begin_control(&self, command: &str) -> Child {
+        Command::new(repository().join("tests/cluster/bin/cluster"))
+            .arg("control")
+            .arg(self.state())
+            .args(command.split(' '))
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the runner can be asked")
     }
 
     fn tell_what_happened(&self) {
@@ -369,19 +388,20 @@ impl World {
         let tail = &lines[lines.len().saturating_sub(TAIL)..];
         eprintln!("--- the end of the daemon's log ---\n{}", tail.join("\n"));
         if let Some(kept) = std::env::var_os("E2E_KEEP") {
-            let name = self
-                .dir
-                .path()
-                .file_name()
-                .expect("a temporary folder has a name");
-            let kept = PathBuf::from(kept).join(name);
-            let _ = Command::new("cp")
-                .arg("-r")
-                .arg(self.dir.path())
-                .arg(&kept)
-                .status();
-            eprintln!("--- everything is kept in {} ---", kept.display());
+            self.keep(Path::new(&kept));
         }
+    }
+
+    /// Copies everything, logs and records among it, into a folder.
+    pub fn keep(&self, folder: &Path) {
+        let name = self.dir.path().file_name();
+        let kept = folder.join(name.expect("a temporary folder has a name"));
+        let _ = Command::new("cp")
+            .arg("-r")
+            .arg(self.dir.path())
+            .arg(&kept)
+            .status();
+        eprintln!("--- everything is kept in {} ---", kept.display());
     }
 }
 
@@ -424,6 +444,8 @@ fn start_cluster(dir: &Path, node: &FakeNode, flags: &[String]) -> Option<Child>
         .arg("--apply")
         .arg(manifest("admission-node.yaml"))
         .args(flags)
+        // The kubelet's log has the local time.
+        .env("TZ", "UTC")
         .stdin(Stdio::null())
         .stdout(log.try_clone().expect("the log can be shared"))
         .stderr(log)

@@ -1,6 +1,6 @@
 //! What transitions did, as log lines an admin finds in a post-mortem.
 
-use bridge_core::{Former, Report};
+use bridge_core::{Former, Report, UnitStatus};
 use tracing::{info, warn};
 
 /// An error with everything behind it, in one line.
@@ -13,6 +13,18 @@ pub(super) fn chain(error: &dyn std::error::Error) -> String {
         source = cause.source();
     }
     text
+}
+
+/// Every unit with its side, in one line; a star says that somebody holds it.
+pub(super) fn sides(units: &[UnitStatus]) -> String {
+    let words: Vec<String> = units
+        .iter()
+        .map(|unit| {
+            let held = if unit.holds.is_empty() { "" } else { "*" };
+            format!("{}:{}{held}", unit.device, unit.side.as_str())
+        })
+        .collect();
+    words.join(" ")
 }
 
 /// Logs each report.

@@ -13,7 +13,7 @@ use bridge_core::{
     PrepareOutcome, Processes, Standing, Status, Transition, UnitId,
 };
 use tokio::sync::{mpsc, oneshot, watch};
-use tracing::{error, info, warn};
+use tracing::{debug, error, info, warn};
 
 use super::handle::{
     AllocateReply, Call, Error, GrantedDevice, Handle, Observation, PrepareReply, PreparedReply,
@@ -394,7 +394,7 @@ impl Arbiter {
 
     fn publish(&self) {
         let offers = self.pool.offers();
-        self.offers.send_if_modified(|shown| {
+        let is_news = self.offers.send_if_modified(|shown| {
             let changed = **shown != offers;
             if changed {
                 *shown = Arc::new(offers);
@@ -402,6 +402,10 @@ impl Arbiter {
             changed
         });
         let status = self.pool.status(SystemTime::now());
+        if is_news {
+            let sides = reports::sides(&status.units);
+            debug!(sides, "what is offered has changed");
+        }
         self.status.send_if_modified(|shown| {
             let changed = shown.units != status.units
                 || shown.generation != status.generation

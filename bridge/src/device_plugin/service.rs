@@ -9,9 +9,9 @@ use futures::Stream;
 use legacy_proto::deviceplugin::device_plugin_server::DevicePlugin;
 use legacy_proto::deviceplugin::{
     AllocateRequest as AllocateCall, AllocateResponse, ContainerAllocateResponse,
-    ContainerPreferredAllocationResponse, Device, DevicePluginOptions, Empty, ListAndWatchResponse,
-    PreStartContainerRequest, PreStartContainerResponse, PreferredAllocationRequest,
-    PreferredAllocationResponse,
+    ContainerPreferredAllocationResponse, Device, DevicePluginOptions, Empty, HEALTHY,
+    ListAndWatchResponse, PreStartContainerRequest, PreStartContainerResponse,
+    PreferredAllocationRequest, PreferredAllocationResponse,
 };
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -228,7 +228,12 @@ impl Lists {
         loop {
             let devices = wire::devices(&self.offers.borrow_and_update());
             if self.sent.as_ref() != Some(&devices) {
-                tracing::debug!(devices = devices.len(), "sending the list of devices");
+                let healthy = devices.iter().filter(|it| it.health == HEALTHY).count();
+                tracing::debug!(
+                    devices = devices.len(),
+                    healthy,
+                    "sending the list of devices"
+                );
                 self.sent = Some(devices.clone());
                 return Some(devices);
             }

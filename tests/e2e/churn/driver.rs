@@ -1,0 +1,438 @@
+//! Drives one run: pods come, are watched and go, and now and then the daemon or the kubelet is killed.
+
+use std::process::Child;
+use std::time::Duration;
+
+use futures::future::join_all;
+use kube::api::DeleteParams;
+
+use super::dice::Dice;
+use super::life::{Life, Lives, now};
+use super::load::{Arrivals, Blows, Fate, Kind, Load, Successors};
+use super::seen::Watches;
+use crate::objects::PodSpec;
+use crate::world::World;
+
+/// The longest that the driver looks away from what is due.
+const PACE: Duration = Duration::from_millis(20);
+/// So long after it was bound a pod that does not run is stuck.
+pub const STUCK_AFTER: Duration = Duration::from_secs(15);
+/// And its owner gives it up after this.
+const GIVEN_UP_AFTER: Duration = Duration::from_secs(20);
+/// Whoever makes a new pod for a failed one waits this long, and so does the driver with all of that kind.
+const BACK_OFF: Duration = Duration::from_secs(1);
+/// A failed pod is left for this long, so that its events come.
+const FAILED_STAYS: Duration = Duration::from_millis(500);
+/// How often `Arrivals::Waiting` throws anew how many of each kind should wait.
+const DEMAND_EVERY: Duration = Duration::from_secs(2);
+/// A pod that waits longer than this is followed by others all the same.
+const YOUNG: Duration = Duration::from_secs(4);
+/// But by no more than this many of its kind.
+const WAITING_LIMIT: usize = 5;
+/// Beyond these pods no kind has more than so many of a hundred: the one that is served faster must not take over.
+const MIX_FROM: usize = 20;
+const MIX_LIMIT_PERCENT: usize = 70;
+/// After the last pod came: what does not run by then counts as it is. Longer than the longest life.
+const DRAIN_LIMIT: Duration = Duration::from_secs(180);
+/// Nothing in a run takes longer unless it hangs.
+const NO_NEWS_LIMIT: Duration = Duration::from_secs(300);
+/// Pause between two blows, after the one before is over.
+const BLOW_PAUSE: (Duration, Duration) = (Duration::from_secs(8), Duration::from_secs(16));
+/// A killed daemon or kubelet is back by then, on two busy cores.
+const BLOW_LIMIT: Duration = Duration::from_secs(90);
+
+/// What happened in a run, without what others recorded of it.
+pub struct Run {
+    pub load: Load,
+    pub seed: u64,
+    pub lives: Lives,
+    pub began: Duration,
+    /// When the last pod came.
+    pub last_came: Duration,
+    pub ended: Duration,
+    pub blows: u32,
+}
+
+/// One run of a load.
+pub struct Driver<'a> {
+    world: &'a mut World,
+    load: Load,
+    seed: u64,
+    pods: usize,
+    watches: Watches,
+    lives: Lives,
+    /// Of pods of each kind.
+    fates: [Dice; 2],
+    /// Of everything else.
+    dice: Dice,
+    made: [usize; 2],
+    round: u32,
+    /// When the next pods come, or the next demand is thrown.
+    next: Duration,
+    wanted: [usize; 2],
+    last_failed: [Option<Duration>; 2],
+    blow: Blow,
+    blows: u32,
+    last_news: Duration,
+}
+
+/// Where a blow is.
+enum Blow {
+    Never,
+    At(Duration),
+    /// The kubelet's new start is waited for.
+    Kubelet(Child, Duration),
+    /// The daemon is waited for, since then.
+    Daemon(Duration),
+}
+
+impl<'a> Driver<'a> {
+    /// Makes the templates and begins to watch.
+    pub async fn new(world: &'a mut World, load: Load, seed: u64, pods: usize) -> Self {
+        for (gpus, _) in load.sizes {
+            world.create_template(&template(*gpus), *gpus).await;
+        }
+        world.wait_offered_to_both(load.gpus).await;
+        let watches = Watches::start(world);
+        let now = now();
+        let mut dice = Dice::new(seed, 0);
+        let blow = match load.blows {
+            Blows::None => Blow::Never,
+            Blows::Restarts => Blow::At(now + dice.between(BLOW_PAUSE)),
+        };
+        Self {
+            world,
+            load,
+            seed,
+            pods,
+            watches,
+            lives: Lives::new(),
+            fates: [Dice::new(seed, 1), Dice::new(seed, 2)],
+            dice,
+            made: [0, 0],
+            round: 0,
+            next: match load.arrivals {
+                Arrivals::Waiting | Arrivals::Stream(_) | Arrivals::Bursts { .. } => now,
+                Arrivals::Rounds { .. } => Duration::MAX,
+            },
+            wanted: [1, 1],
+            last_failed: [None, None],
+            blow,
+            blows: 0,
+            last_news: now,
+        }
+    }
+
+    /// From the first pod until the last one is gone.
+    pub async fn run(mut self) -> Run {
+        let began = now();
+        let mut last_came = began;
+        loop {
+            if self.come().await > 0 {
+                last_came = now();
+                self.last_news = last_came;
+            }
+            self.watches.take(&mut self.lives, PACE).await;
+            self.note_failures();
+            self.go().await;
+            self.succeed().await;
+            self.blow().await;
+            let at = now();
+            let all_came = self.came() >= self.pods;
+            let is_over = self.lives.values().all(|life| life.gone.is_some());
+            if all_came && is_over && matches!(self.blow, Blow::Never | Blow::At(_)) {
+                break;
+            }
+            if all_came && at.saturating_sub(last_came) > DRAIN_LIMIT {
+                self.give_up().await;
+            }
+            self.assert_no_hang(at);
+        }
+        Run {
+            load: self.load,
+            seed: self.seed,
+            lives: self.lives,
+            began,
+            last_came,
+            ended: now(),
+            blows: self.blows,
+        }
+    }
+
+    fn assert_no_hang(&mut self, at: Duration) {
+        let news = self
+            .lives
+            .values()
+            .flat_map(|life| [life.running, life.gone, life.deleted])
+            .flatten()
+            .max();
+        self.last_news = self.last_news.max(news.unwrap_or_default());
+        assert!(
+            at.saturating_sub(self.last_news) < NO_NEWS_LIMIT,
+            "the run hangs: {:#?}",
+            self.lives
+                .iter()
+                .filter(|(_, life)| life.gone.is_none())
+                .collect::<Vec<_>>()
+        );
+    }
+
+    /// Creates the pods that are due, and tells how many.
+    async fn come(&mut self) -> usize {
+        let left = self.pods.saturating_sub(self.came());
+        if left == 0 {
+            return 0;
+        }
+        let mut kinds = match self.load.arrivals {
+            Arrivals::Waiting => self.missing(),
+            Arrivals::Stream(mean) => self.stream(mean),
+            Arrivals::Bursts { each, every } => self.burst(each, |_| every),
+            Arrivals::Rounds { each, pause } => self.round(each, pause),
+        };
+        kinds.truncate(left);
+        let pods: Vec<(String, Life)> = kinds.into_iter().map(|kind| self.throw(kind)).collect();
+        self.create(pods).await
+    }
+
+    /// Pods that came by themselves, not in the place of another.
+    fn came(&self) -> usize {
+        self.made.iter().sum()
+    }
+
+    fn throw(&mut self, kind: Kind) -> (String, Life) {
+        let fate = Fate::next(&self.load, &mut self.fates[kind as usize]);
+        let name = format!("{}-{}", kind.word(), self.made[kind as usize]);
+        self.made[kind as usize] += 1;
+        (name, Life::new(kind, fate, self.round))
+    }
+
+    /// All of them at the same time.
+    async fn create(&mut self, pods: Vec<(String, Life)>) -> usize {
+        let count = pods.len();
+        let world = &*self.world;
+        join_all(pods.iter().map(|(name, life)| {
+            world.create(match life.kind {
+                Kind::Counted => PodSpec::counted(name, life.fate.gpus),
+                Kind::Claim => PodSpec::from_template(name, &template(life.fate.gpus), &["main"]),
+            })
+        }))
+        .await;
+        self.lives.extend(pods);
+        count
+    }
+
+    /// The kinds of which too few pods wait.
+    fn missing(&mut self) -> Vec<Kind> {
+        let at = now();
+        if at >= self.next {
+            self.next = at + DEMAND_EVERY;
+            self.wanted = [0, 0].map(|_: usize| self.dice.weighted(&[(0, 1), (1, 2), (2, 1)]));
+        }
+        let all = self.came();
+        Kind::BOTH
+            .into_iter()
+            .filter(|kind| {
+                let of_kind = self.lives.values().filter(|life| life.kind == *kind);
+                let just_bound = |life: &&Life| {
+                    life.bound_only_for(at)
+                        .is_none_or(|since| since < DEMAND_EVERY)
+                };
+                let waiting: Vec<&Life> = of_kind
+                    .filter(|life| life.waits())
+                    .filter(just_bound)
+                    .collect();
+                let young = waiting
+                    .iter()
+                    .filter(|life| at.saturating_sub(life.created) < YOUNG)
+                    .count();
+                let made = self.made[*kind as usize];
+                let rests = self.last_failed[*kind as usize]
+                    .is_some_and(|failed| at.saturating_sub(failed) < BACK_OFF);
+                let has_enough = made > MIX_FROM && made * 100 > MIX_LIMIT_PERCENT * all;
+                !rests
+                    && !has_enough
+                    && young < self.wanted[*kind as usize]
+                    && waiting.len() < WAITING_LIMIT
+            })
+            .collect()
+    }
+
+    fn stream(&mut self, mean: Duration) -> Vec<Kind> {
+        let mut kinds = Vec::new();
+        let at = now();
+        while at >= self.next {
+            self.next += self.dice.pause(mean);
+            kinds.push(self.dice.weighted(&[(Kind::Counted, 1), (Kind::Claim, 1)]));
+        }
+        kinds
+    }
+
+    fn burst(&mut self, each: u32, pause: impl Fn(&mut Dice) -> Duration) -> Vec<Kind> {
+        if now() < self.next {
+            return Vec::new();
+        }
+        self.round += 1;
+        self.next = now() + pause(&mut self.dice);
+        let mut kinds: Vec<Kind> = Kind::BOTH
+            .into_iter()
+            .flat_map(|kind| std::iter::repeat_n(kind, usize::try_from(each).expect("small")))
+            .collect();
+        self.dice.shuffle(&mut kinds);
+        kinds
+    }
+
+    fn round(&mut self, each: u32, pause: (Duration, Duration)) -> Vec<Kind> {
+        let last = self.lives.values().map(|life| life.gone).max().flatten();
+        if self.lives.values().any(|life| life.gone.is_none()) {
+            self.next = Duration::MAX;
+            return Vec::new();
+        }
+        if self.next == Duration::MAX {
+            self.next = last.unwrap_or_else(now) + self.dice.between(pause);
+        }
+        self.burst(each, |_| Duration::MAX)
+    }
+
+    fn note_failures(&mut self) {
+        for life in self.lives.values_mut() {
+            if let Some(failed) = &life.failed {
+                let last = &mut self.last_failed[life.kind as usize];
+                *last = (*last).max(Some(failed.at));
+            }
+            let bound_only_for = life.bound_only_for(now()).unwrap_or_default();
+            life.stuck |= bound_only_for > STUCK_AFTER;
+        }
+    }
+
+    /// Deletes whose time has come.
+    async fn go(&mut self) {
+        let at = now();
+        let due = |life: &Life| {
+            let after = |since: Option<Duration>, time: Duration| {
+                since.is_some_and(|since| at >= since + time)
+            };
+            let failed = life.failed.as_ref().map(|failed| failed.at);
+            let early = life.fate.early.map(|early| life.created + early);
+            after(life.running, life.fate.life)
+                || after(failed, FAILED_STAYS)
+                || early.is_some_and(|early| at >= early)
+                || life
+                    .bound_only_for(at)
+                    .is_some_and(|since| since > GIVEN_UP_AFTER)
+        };
+        let names: Vec<String> = self
+            .lives
+            .iter()
+            .filter(|(_, life)| life.deleted.is_none() && life.gone.is_none())
+            .filter(|(_, life)| life.evicted.is_none() && due(life))
+            .map(|(name, _)| name.clone())
+            .collect();
+        self.delete(names).await;
+    }
+
+    async fn delete(&mut self, names: Vec<String>) {
+        let mut calls = Vec::new();
+        for name in names {
+            let life = self.lives.get_mut(&name).expect("it was found here");
+            life.deleted = Some(now());
+            let mut parameters = DeleteParams::default();
+            if life.fate.forced {
+                parameters = parameters.grace_period(0);
+            }
+            let pods = self.world.pods();
+            calls.push(async move {
+                match pods.delete(&name, &parameters).await {
+                    Ok(_) => {}
+                    Err(kube::Error::Api(status)) if status.code == 404 => {}
+                    Err(error) => panic!("pod {name} could not be deleted: {error}"),
+                }
+            });
+        }
+        join_all(calls).await;
+    }
+
+    /// Whatever is left has had its time.
+    async fn give_up(&mut self) {
+        let left = self.lives.iter().filter(|(_, life)| {
+            life.deleted.is_none() && life.gone.is_none() && life.running.is_none()
+        });
+        let names = left.map(|(name, _)| name.clone()).collect();
+        self.delete(names).await;
+    }
+
+    /// Replaces what failed or was evicted. Each pod has one successor at most, and a successor none.
+    async fn succeed(&mut self) {
+        if self.load.successors == Successors::None {
+            return;
+        }
+        let lost = self.lives.iter().filter(|(name, life)| {
+            (life.failed.is_some() || life.evicted.is_some())
+                && life.successor_of.is_none()
+                && !self.lives.contains_key(&successor(name))
+        });
+        let pods: Vec<(String, Life)> = lost
+            .map(|(name, life)| {
+                let mut next = Life::new(life.kind, life.fate.clone(), life.round);
+                next.successor_of = Some(name.clone());
+                (successor(name), next)
+            })
+            .collect();
+        self.create(pods).await;
+    }
+
+    async fn blow(&mut self) {
+        let at = now();
+        let over = match &mut self.blow {
+            Blow::Never => return,
+            Blow::At(time) => {
+                let is_due = at >= *time && self.made.iter().sum::<usize>() < self.pods;
+                if is_due {
+                    self.blows += 1;
+                    self.blow = self.strike();
+                }
+                return;
+            }
+            Blow::Kubelet(control, since) => {
+                assert!(
+                    at.saturating_sub(*since) < BLOW_LIMIT,
+                    "the kubelet is not back"
+                );
+                match control.try_wait().expect("the runner's state can be asked") {
+                    Some(status) => assert!(status.success(), "the kubelet is not back: {status}"),
+                    None => return,
+                }
+                self.world.is_ready().await
+            }
+            Blow::Daemon(since) => {
+                assert!(
+                    at.saturating_sub(*since) < BLOW_LIMIT,
+                    "the daemon is not back"
+                );
+                self.world.is_ready().await
+            }
+        };
+        if over {
+            self.blow = Blow::At(now() + self.dice.between(BLOW_PAUSE));
+        } else if let Blow::Kubelet(_, since) = self.blow {
+            self.blow = Blow::Daemon(since);
+        }
+    }
+
+    fn strike(&mut self) -> Blow {
+        if self.dice.below(2) == 0 {
+            self.world.kill_daemon();
+            self.world.spawn_daemon();
+            Blow::Daemon(now())
+        } else {
+            Blow::Kubelet(self.world.begin_control("restart kubelet KILL"), now())
+        }
+    }
+}
+
+fn template(gpus: u32) -> String {
+    format!("gpus-{gpus}")
+}
+
+fn successor(name: &str) -> String {
+    format!("{name}-again")
+}

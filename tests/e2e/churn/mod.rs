@@ -1,0 +1,97 @@
+//! Many pods of both kinds, force deletes among them, judged by the runtime's record and the API server's audit log.
+//!
+//! A load says which pods come when, a seed throws the dice, and a run becomes one row of a table. Three runs are
+//! tests; `make churn` and `make churn-long` measure. See tests/bench/README.md.
+
+mod audit;
+mod dice;
+mod driver;
+mod life;
+mod load;
+mod program;
+mod row;
+mod seen;
+mod table;
+mod trace;
+
+use crate::churn::load::Load;
+use crate::churn::program::{Daemon, run};
+use crate::churn::row::{Evidence, Row};
+use crate::standin::StandIns;
+use crate::world::{Setup, World};
+
+/// One run of a load; its row is printed, for people to compare.
+async fn churn(world: &mut World, daemon: Daemon, load: &str, pods: usize) -> (Evidence, Row) {
+    /// Any would do; the same each time, so that two runs can be compared.
+    const SEED: u64 = 1;
+    let evidence = run(world, Load::named(load), SEED, pods).await;
+    let row = evidence.row(daemon.word());
+    println!("{}\n{}", table::head(), table::line(&row));
+    println!("{:#?}{}", row.words, trace::stories(&evidence, world));
+    (evidence, row)
+}
+
+/// The promise, whatever else happened in the run.
+fn assert_nothing_doubled(evidence: &Evidence, row: &Row) {
+    assert_eq!(
+        row.doubled.broken(),
+        0,
+        "{:?}: {:#?}",
+        row.doubled,
+        evidence.doubles()
+    );
+}
+
+async fn assert_nothing_left(world: &World) {
+    world.wait_no_claims().await;
+    world.wait_all_free().await;
+}
+
+#[tokio::test]
+async fn four_hundred_pods_of_both_kinds_double_nothing_and_leave_nothing() {
+    /// Counted pods that failed and claim pods that were evicted. The goal is one of 1,000 pods, on a quiet machine.
+    const LOST_LIMIT: usize = 4;
+    let Some(mut world) = World::start(Setup::shared(8)).await else {
+        return;
+    };
+    let (evidence, row) = churn(&mut world, Daemon::Bridge, "high", 400).await;
+    assert_nothing_doubled(&evidence, &row);
+    assert!(
+        row.counted_failed + row.evicted <= LOST_LIMIT,
+        "failed {}, evicted {}: {:#?}",
+        row.counted_failed,
+        row.evicted,
+        row.words
+    );
+    assert_nothing_left(&world).await;
+}
+
+#[tokio::test]
+async fn the_same_churn_on_two_unarbitrated_stand_ins_doubles() {
+    /// Far less than there are: some 800 for each 1,000 pods.
+    const MANY: usize = 20;
+    let Some(mut world) = World::without_daemon(Setup::shared(8)).await else {
+        return;
+    };
+    let _stand_ins = StandIns::start(&world).await;
+    let (_, row) = churn(&mut world, Daemon::StandIns, "high", 120).await;
+    assert!(
+        row.doubled.across_kinds >= MANY,
+        "two daemons that know nothing of each other must double, and the judge must see it: {} across kinds",
+        row.doubled.across_kinds
+    );
+    world.wait_no_claims().await;
+}
+
+#[tokio::test]
+async fn kills_of_the_daemon_and_restarts_of_the_kubelet_under_churn_double_and_lose_nothing() {
+    /// There are twice as many in such a run.
+    const BLOWS: u32 = 8;
+    let Some(mut world) = World::start(Setup::shared(8).impatient()).await else {
+        return;
+    };
+    let (evidence, row) = churn(&mut world, Daemon::Bridge, "restarts", 200).await;
+    assert!(row.blows >= BLOWS, "only {} blows", row.blows);
+    assert_nothing_doubled(&evidence, &row);
+    assert_nothing_left(&world).await;
+}

@@ -1,0 +1,110 @@
+//! Rows for people, in Markdown.
+
+use std::fmt::Write as _;
+
+use super::row::{Row, Waits};
+
+/// The columns, in order.
+const COLUMNS: [&str; 17] = [
+    "daemon",
+    "load",
+    "seed",
+    "pods",
+    "counted Failed",
+    "Prepare refused (+ forbidden)",
+    "stuck > 15 s (+ Kubernetes' own)",
+    "evicted",
+    "claim to Running p50 / p90 / p99 s",
+    "counted to Running p50 / p90 / p99 s",
+    "occupancy %",
+    "API requests (writes a pod)",
+    "doubled: across kinds / claims / counted (+ handed over)",
+    "largest claims: n, p50 / max s",
+    "largest counted: n, p50 / max s",
+    "successor after: n, p50 / max s",
+    "machine's load",
+];
+
+/// The head of the table.
+pub fn head() -> String {
+    let rule = "|---".repeat(COLUMNS.len());
+    format!("| {} |\n{rule}|", COLUMNS.join(" | "))
+}
+
+/// One row.
+pub fn line(row: &Row) -> String {
+    let doubled = &row.doubled;
+    let cells = [
+        row.daemon.clone(),
+        if row.blows == 0 {
+            row.load.clone()
+        } else {
+            format!("{} ({} blows)", row.load, row.blows)
+        },
+        row.seed.to_string(),
+        row.pods.to_string(),
+        row.counted_failed.to_string(),
+        and_more(row.prepare_refused, row.prepare_forbidden),
+        and_more(row.stuck, row.stuck_by_kubernetes),
+        row.evicted.to_string(),
+        quantiles(&row.claim_wait_s),
+        quantiles(&row.counted_wait_s),
+        row.occupancy_percent.to_string(),
+        format!("{} ({:.2})", row.requests, ratio(row.writes, row.pods)),
+        format!(
+            "{} / {} / {}",
+            doubled.across_kinds,
+            doubled.claim_to_claim,
+            and_more(doubled.counted_to_counted, doubled.handed_over_busy)
+        ),
+        of_few(&row.largest_claim_wait_s),
+        of_few(&row.largest_counted_wait_s),
+        of_few(&row.successor_after_s),
+        format!("{:.1}", row.load_average),
+    ];
+    format!("| {} |", cells.join(" | "))
+}
+
+/// All rows of one daemon against the goal, in one sentence.
+pub fn verdict(daemon: &str, rows: &[&Row]) -> String {
+    let sum = |count: &dyn Fn(&Row) -> usize| rows.iter().map(|row| count(row)).sum::<usize>();
+    let pods = sum(&|row| row.pods);
+    let lost = sum(&|row| row.counted_failed + row.evicted);
+    let stuck = sum(&|row| row.stuck);
+    let doubled = sum(&|row| row.doubled.broken());
+    let each = |count: usize| ratio(count * 1_000, pods);
+    let mut text = String::new();
+    let _ = write!(
+        text,
+        "{daemon}: {pods} pods, doubled {doubled}, failed or evicted {lost}, stuck by no fault of Kubernetes {stuck}; per 1,000 pods: {:.1}, {:.1}, {:.1}.",
+        each(doubled),
+        each(lost),
+        each(stuck)
+    );
+    text
+}
+
+fn and_more(count: usize, more: usize) -> String {
+    if more == 0 {
+        count.to_string()
+    } else {
+        format!("{count} (+ {more})")
+    }
+}
+
+fn quantiles(waits: &Waits) -> String {
+    format!("{:.1} / {:.1} / {:.1}", waits.p50, waits.p90, waits.p99)
+}
+
+fn of_few(waits: &Waits) -> String {
+    if waits.count == 0 {
+        "-".to_owned()
+    } else {
+        format!("{}, {:.1} / {:.1}", waits.count, waits.p50, waits.max)
+    }
+}
+
+fn ratio(part: usize, all: usize) -> f64 {
+    let of = |count: usize| f64::from(u32::try_from(count).unwrap_or(u32::MAX));
+    of(part) / of(all).max(1.0)
+}
