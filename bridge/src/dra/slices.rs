@@ -6,10 +6,10 @@
 //!
 //! Kubernetes types of slices stop here.
 
+mod ask;
 mod device;
 
 use std::collections::BTreeMap;
-use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,11 +20,12 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference}
 use kube::api::{DeleteParams, ListParams, PostParams, Preconditions};
 use kube::{Api, Client};
 use tokio::sync::{mpsc, watch};
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
-use super::{DRIVER, chain};
+use self::ask::{Refusal, ask};
+use super::DRIVER;
 use crate::follow::{self, After, Complaints, Event};
 
 /// The most devices of a slice in which any device has a taint
@@ -47,9 +48,6 @@ const RETRY_LAST: Duration = Duration::from_secs(30);
 
 /// So many tries in a row that found a slice changed are a race with a late event. More are somebody else who writes.
 const QUIET_CONFLICTS: u32 = 3;
-
-/// How long the API server may take for one request.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// While taints are known to be dropped, the server is asked again this often whether it takes them now: it may
 /// have been upgraded.
@@ -643,45 +641,6 @@ fn lacks_taints(stored: &ResourceSlice, offers: &[ClaimOffer]) -> bool {
                 .filter(|device| device.name == offer.device.as_str())
                 .any(|device| device.taints.as_deref().unwrap_or_default().is_empty())
         })
-}
-
-/// What the server said instead of yes.
-enum Refusal {
-    /// 404.
-    Gone,
-    /// 409.
-    Conflict,
-    /// Any other no.
-    Denied(String),
-    /// The server could not be asked.
-    NoAnswer(String),
-}
-
-impl Refusal {
-    fn into_error(self, what: &'static str) -> Error {
-        match self {
-            Self::Gone => Error::Api {
-                what,
-                why: "there is no such object".to_owned(),
-            },
-            Self::Conflict => Error::Conflict { what },
-            Self::Denied(why) | Self::NoAnswer(why) => Error::Api { what, why },
-        }
-    }
-}
-
-async fn ask<T>(answer: impl Future<Output = kube::Result<T>>) -> Result<T, Refusal> {
-    match timeout(ANSWER_TIMEOUT, answer).await {
-        Err(_) => Err(Refusal::NoAnswer(format!(
-            "no answer within {} s",
-            ANSWER_TIMEOUT.as_secs()
-        ))),
-        Ok(Ok(answer)) => Ok(answer),
-        Ok(Err(kube::Error::Api(status))) if status.code == 404 => Err(Refusal::Gone),
-        Ok(Err(kube::Error::Api(status))) if status.code == 409 => Err(Refusal::Conflict),
-        Ok(Err(error @ kube::Error::Api(_))) => Err(Refusal::Denied(chain(&error))),
-        Ok(Err(error)) => Err(Refusal::NoAnswer(chain(&error))),
-    }
 }
 
 #[cfg(test)]
