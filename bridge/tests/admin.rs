@@ -14,7 +14,7 @@ use std::time::{Duration, Instant, SystemTime};
 use bridge_core::{
     ClaimOffer, ClaimRef, ClaimUid, CountedOffer, DeviceId, DeviceName, ForeignCause, Former, Gpu,
     Health, Hold, HoldKind, Limits, Mode, Offers, PodName, PodRef, PodUid, Settings, Side,
-    Standing, Status, TaintReason, UnitId, UnitState, UnitStatus, Weights,
+    Standing, Status, Taint, TaintReason, UnitId, UnitState, UnitStatus, Weights,
 };
 use expect_test::expect_file;
 use gpu_bridge::admin::{
@@ -159,7 +159,8 @@ fn some_offers() -> Offers {
         ],
         claims: Some(vec![
             claims(3, None, true),
-            claims(8, Some(TaintReason::Counted), false),
+            claims(8, Some(Taint::keeping_out(TaintReason::Counted)), false),
+            claims(9, Some(Taint::evicting(TaintReason::Counted)), false),
         ]),
     }
 }

@@ -5,6 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use crate::id::{ClaimRef, ClaimUid, DeviceId, DeviceName, PodName, PodUid, UnitId};
 use crate::ledger::Access;
+use crate::taint::Toleration;
 
 /// A point in time, twice: for people and for decisions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -210,6 +211,8 @@ pub struct AllocatedDevice {
     pub device: DeviceName,
     /// Owner or onlooker.
     pub access: Access,
+    /// What the request tolerated when it was allocated.
+    pub tolerations: Vec<Toleration>,
 }
 
 /// A process on a GPU.

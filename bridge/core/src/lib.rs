@@ -30,6 +30,7 @@ mod id;
 mod inventory;
 mod ledger;
 mod listed;
+mod lost_race;
 mod observe;
 mod offers;
 mod pool;
@@ -40,6 +41,7 @@ mod settings;
 mod split;
 mod status;
 mod steer;
+mod taint;
 #[cfg(test)]
 mod tests;
 
@@ -56,10 +58,12 @@ pub use id::{
 };
 pub use inventory::Inventory;
 pub use ledger::{Access, Ledger, Preparation, PreparedDevice, Side, UnitKind, UnitRecord};
-pub use offers::{ClaimOffer, CountedOffer, Health, Offers, TaintReason};
+pub use lost_race::NotEvicted;
+pub use offers::{ClaimOffer, CountedOffer, Health, Offers};
 pub use pool::{Pool, Standing, Transition};
 pub use prepare::{ClaimedDevice, PrepareOutcome, PrepareRequest};
 pub use refusal::{HolderKind, Refusal};
 pub use report::{EndCause, Report};
 pub use settings::{Face, Limits, Mode, Pace, Settings, Weights};
 pub use status::{Status, UnitState, UnitStatus};
+pub use taint::{TAINT_KEY, Taint, TaintEffect, TaintReason, Toleration};

@@ -48,6 +48,7 @@ impl Transition {
     /// Takes a complete list of the claims allocated here. `None`: the API can't be asked.
     pub fn observe_claims(&mut self, claims: Option<Claims>) {
         self.pool.seen.claims = claims;
+        self.forget_losers();
         self.settle();
     }
 
@@ -74,6 +75,7 @@ impl Transition {
         self.free_foreign();
         self.reserve_allocated();
         self.forget_lingering();
+        self.judge_lost_races();
         self.steer();
     }
 

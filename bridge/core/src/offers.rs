@@ -6,6 +6,7 @@ use crate::id::{ClaimRef, ClaimUid, DeviceId, DeviceName, UnitId};
 use crate::ledger::Side;
 use crate::pool::{Pool, Presence, Standing};
 use crate::settings::Face;
+use crate::taint::{Taint, TaintReason};
 
 /// What the kubelet hears about an id (`Device.health`, kubelet `deviceplugin/v1beta1/api.proto`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -14,35 +15,6 @@ pub enum Health {
     Healthy,
     /// It must not be given out.
     Unhealthy,
-}
-
-/// Why a device in the slice is tainted `NoSchedule`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum TaintReason {
-    /// It is on the side of counted pods, free or held by one.
-    Counted,
-    /// A process of no known holder, or of a former one, runs on it.
-    Foreign,
-    /// The GPU does not answer.
-    Lost,
-    /// The claim that has it prepared is deallocated, or nobody uses it any more.
-    Unpreparing,
-    /// The mode or a limit closes the face, or the daemon does not serve yet.
-    Closed,
-}
-
-impl TaintReason {
-    /// The value of the taint.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Counted => "Counted",
-            Self::Foreign => "Foreign",
-            Self::Lost => "Lost",
-            Self::Unpreparing => "Unpreparing",
-            Self::Closed => "Closed",
-        }
-    }
 }
 
 /// One line of `ListAndWatch`.
@@ -67,8 +39,8 @@ pub struct ClaimOffer {
     pub device: DeviceName,
     /// What it is.
     pub gpu: Gpu,
-    /// Why no new claim may get it; `None`: on offer, or held by a claim.
-    pub taint: Option<TaintReason>,
+    /// Why no new claim may get it, and whether claims that have it are evicted; `None`: on offer, or held by a claim.
+    pub taint: Option<Taint>,
     /// Free and on offer: where a server drops taints, a device that is neither this nor held by a claim is left out.
     pub held_by_claim: bool,
 }
@@ -80,7 +52,8 @@ pub struct Offers {
     pub count: u32,
     /// All ids, always, in the order of the device numbers.
     pub counted: Vec<CountedOffer>,
-    /// All devices, in the same order; `None`: no slice at all, because the face is closed and nothing holds it.
+    /// All devices, in the same order; `None`: no slice at all, because the face is closed, nothing holds it
+    /// and nobody is evicted.
     pub claims: Option<Vec<ClaimOffer>>,
 }
 
@@ -152,7 +125,7 @@ impl Pool {
     fn claim_offers(&self) -> Option<Vec<ClaimOffer>> {
         let closed = !self.settings.mode.opens(Face::Dra);
         let used = self.held_through(Face::Dra) > 0 || !self.ledger.prepared.is_empty();
-        if closed && !used && self.standing == Standing::Serving {
+        if closed && !used && !self.evicts_any() && self.standing == Standing::Serving {
             return None;
         }
         let on_offer = self.on_offer(Face::Dra);
@@ -174,7 +147,16 @@ impl Pool {
         self.ledger.holds_on(unit).iter().find_map(Hold::claim)
     }
 
-    fn taint(&self, unit: &UnitId, on_offer: bool) -> Option<TaintReason> {
+    fn taint(&self, unit: &UnitId, on_offer: bool) -> Option<Taint> {
+        let reason = self.taint_reason(unit, on_offer)?;
+        Some(match self.evicts(unit) {
+            // What has a reason of another kind is on its way back to one that does not evict.
+            Some(evicting) if evicting == reason => Taint::evicting(reason),
+            Some(_) | None => Taint::keeping_out(reason),
+        })
+    }
+
+    fn taint_reason(&self, unit: &UnitId, on_offer: bool) -> Option<TaintReason> {
         if self.standing != Standing::Serving {
             return Some(TaintReason::Closed);
         }

@@ -7,6 +7,7 @@ use crate::evidence::{Claims, Listing, Moment, Pods, Processes, UnitProcesses};
 use crate::hold::{ForeignCause, Former, Hold, HoldKind};
 use crate::id::{ClaimRef, ClaimUid, DeviceId, UnitId};
 use crate::ledger::{Access, Ledger, Side, UnitKind};
+use crate::lost_race::LostRaces;
 use crate::report::{EndCause, Report};
 use crate::settings::{Face, Settings};
 use crate::steer::Motion;
@@ -42,6 +43,7 @@ pub(crate) enum Presence {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Seen {
     pub(crate) motion: Motion,
+    pub(crate) lost: LostRaces,
     pub(crate) presence: BTreeMap<UnitId, Presence>,
     pub(crate) listing: Option<Listing>,
     /// Uptime at which that listing was taken.

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::allocate::Patience;
 use crate::hold::{Hold, HoldKind};
 use crate::id::{ClaimRef, ClaimUid, DeviceName, UnitId};
 use crate::ledger::{Access, Preparation, PreparedDevice, Side};
@@ -19,6 +20,8 @@ pub struct PrepareRequest {
     pub devices: Vec<ClaimedDevice>,
     /// Uptime at which the call arrived.
     pub arrived: Duration,
+    /// Whether the caller asks again. If not, a refusal is what the kubelet hears, and the claim may have to go.
+    pub patience: Patience,
 }
 
 /// One device of a [`PrepareRequest`].
@@ -39,7 +42,7 @@ pub struct ClaimedDevice {
 pub enum PrepareOutcome {
     /// The claim has its units.
     Prepared(Preparation),
-    /// Not now, but what stands in the way may go: ask again, and refuse with this when the time is up.
+    /// Not now, but what stands in the way may go: ask again. Never the answer to a last call.
     Wait(Refusal),
     /// No.
     Refused(Refusal),
@@ -48,6 +51,17 @@ pub enum PrepareOutcome {
 impl Transition {
     /// Gives a claim the units that it was allocated, all of them or none.
     pub fn prepare(&mut self, request: &PrepareRequest) -> PrepareOutcome {
+        let outcome = match (self.try_prepare(request), request.patience) {
+            (PrepareOutcome::Wait(refusal), Patience::LastCall) => PrepareOutcome::Refused(refusal),
+            (outcome, Patience::Waits | Patience::LastCall) => outcome,
+        };
+        if let PrepareOutcome::Refused(refusal) = &outcome {
+            self.note_refused(&request.claim, refusal);
+        }
+        outcome
+    }
+
+    fn try_prepare(&mut self, request: &PrepareRequest) -> PrepareOutcome {
         match self.pool.standing {
             Standing::Serving => {}
             Standing::WaitingForAdoption => {
@@ -125,6 +139,7 @@ impl Transition {
             .prepared
             .insert(claim.uid.clone(), preparation.clone());
         self.pool.seen.causeless.remove(&claim.uid);
+        self.note_prepared(&claim.uid);
         for unit in self.pool.units_of(&claim.uid) {
             if !owned.contains(&unit) {
                 self.end(&unit, EndCause::ClaimEnded, |hold| {

@@ -2,6 +2,7 @@
 
 use crate::hold::Former;
 use crate::id::{ClaimRef, DeviceId, PodRef, UnitId};
+use crate::lost_race::NotEvicted;
 
 /// The named causes for which a hold may end (rule 7).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -80,6 +81,29 @@ pub enum Report {
         claim: ClaimRef,
         /// The unit.
         unit: UnitId,
+    },
+    /// The device of a unit evicts from now on, for a claim that lost the unit.
+    EvictionAsked {
+        /// The claim.
+        claim: ClaimRef,
+        /// The unit.
+        unit: UnitId,
+    },
+    /// The device of a unit does not evict any more for this claim.
+    EvictionOver {
+        /// The claim.
+        claim: ClaimRef,
+        /// The unit.
+        unit: UnitId,
+    },
+    /// The pod of a claim that lost a unit is not evicted.
+    NotEvicted {
+        /// The claim.
+        claim: ClaimRef,
+        /// The unit.
+        unit: UnitId,
+        /// Why not.
+        why: NotEvicted,
     },
     /// A granted unit was seen with its pod.
     Bound {

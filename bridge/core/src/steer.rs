@@ -81,10 +81,11 @@ struct Turn {
 }
 
 impl Pool {
-    /// When this pool wants to be looked at again, as uptime: a move is settled then, or a turn over.
+    /// When this pool wants to be looked at again, as uptime: a move is settled then, a turn over, or an eviction.
     #[must_use]
     pub fn wake_at(&self) -> Option<Duration> {
-        self.seen.motion.wake_at
+        let due = [self.seen.motion.wake_at, self.seen.lost.wake_at];
+        due.into_iter().flatten().min()
     }
 
     /// Whether free units move: both faces are open, the limits leave room, and the count can be lowered.

@@ -159,6 +159,8 @@ pub struct ClaimOfferPage {
     pub unit: String,
     /// Value of the taint `gpu-bridge.dev/unit`; `null`: no taint.
     pub taint: Option<String>,
+    /// Effect of that taint: `NoSchedule`, or `NoExecute` while the pods of a claim that lost a race are evicted.
+    pub taint_effect: Option<String>,
     /// Whether a claim has it.
     pub held_by_claim: bool,
 }
@@ -336,7 +338,8 @@ impl From<&ClaimOffer> for ClaimOfferPage {
         Self {
             device: offer.device.to_string(),
             unit: offer.gpu.uuid.to_string(),
-            taint: offer.taint.map(|taint| taint.as_str().to_owned()),
+            taint: offer.taint.map(|taint| taint.reason.as_str().to_owned()),
+            taint_effect: offer.taint.map(|taint| taint.effect.as_str().to_owned()),
             held_by_claim: offer.held_by_claim,
         }
     }

@@ -1,6 +1,6 @@
 //! What transitions did, as log lines an admin finds in a post-mortem.
 
-use bridge_core::{Former, Report, UnitStatus};
+use bridge_core::{ClaimRef, Former, NotEvicted, Report, UnitId, UnitStatus};
 use tracing::{info, warn};
 
 /// An error with everything behind it, in one line.
@@ -49,10 +49,17 @@ fn tell_one(report: &Report) {
         Report::ClaimLostRace { claim, unit } => {
             warn!(%claim, %unit, reason = "ClaimLostRace", "a counted pod took a unit that this claim was allocated");
         }
+        Report::EvictionAsked { claim, unit } => {
+            warn!(%claim, %unit, reason = "ClaimPodEvicted", "the device of a claim that lost its unit is tainted NoExecute: the pods of the claim are evicted, and their controller makes new ones");
+        }
+        Report::EvictionOver { claim, unit } => {
+            info!(%claim, %unit, "the device evicts no more for this claim");
+        }
+        Report::NotEvicted { claim, unit, why } => tell_not_evicted(claim, unit, why),
         Report::Bound { unit, pod } => info!(%unit, %pod, face = "legacy", "bound"),
         Report::Reserved { unit, claim } => info!(%unit, %claim, face = "dra", "reserved"),
         Report::Prepared { claim, units } => {
-            let units: Vec<_> = units.iter().map(bridge_core::UnitId::as_str).collect();
+            let units: Vec<_> = units.iter().map(UnitId::as_str).collect();
             info!(%claim, ?units, face = "dra", "prepared");
         }
         Report::Ended { unit, cause } => info!(%unit, cause = cause.as_str(), "hold ended"),
@@ -80,5 +87,23 @@ fn tell_one(report: &Report) {
             claims,
             foreign,
         } => info!(counted, claims, foreign, "took over what runs on the node"),
+    }
+}
+
+/// The claim's pod waits until somebody does something, so each line ends with what that can be.
+fn tell_not_evicted(claim: &ClaimRef, unit: &UnitId, why: &NotEvicted) {
+    match why {
+        NotEvicted::Tolerates => {
+            warn!(%claim, %unit, reason = "ClaimPodNotEvicted", why = why.as_str(), "a claim that lost its unit tolerates the taint, so its pods are not evicted; delete them to have them scheduled anew");
+        }
+        NotEvicted::Onlooker(other) => {
+            warn!(%claim, %unit, %other, reason = "ClaimPodNotEvicted", why = why.as_str(), "the pods of a claim that lost its unit are not evicted, because a claim with adminAccess to the device, which does not tolerate the taint, would go with them; delete the pods, or give that claim a toleration");
+        }
+        NotEvicted::InUse(other) => {
+            warn!(%claim, %unit, %other, reason = "ClaimPodNotEvicted", why = why.as_str(), "the pods of a claim that lost its unit are not evicted, because a pod of a claim to the device may run, and does not tolerate the taint; delete the pods that wait");
+        }
+        NotEvicted::NoEffect => {
+            warn!(%claim, %unit, reason = "ClaimPodNotEvicted", why = why.as_str(), "the pods of a claim that lost its unit are still there after the device was tainted NoExecute; delete them, and look at the controller manager's device-taint-eviction-controller");
+        }
     }
 }

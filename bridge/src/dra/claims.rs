@@ -7,10 +7,11 @@ use std::time::Duration;
 
 use bridge_core::{
     Access, AllocatedClaim, AllocatedDevice, ClaimRef, ClaimUid, ClaimedDevice, Claims, DeviceName,
-    PodUid,
+    PodUid, TaintEffect, Toleration,
 };
 use k8s_openapi::api::resource::v1::{
-    AllocationResult, DeviceAllocationConfiguration, DeviceRequestAllocationResult, ResourceClaim,
+    AllocationResult, DeviceAllocationConfiguration, DeviceRequestAllocationResult,
+    DeviceToleration, ResourceClaim,
 };
 use kube::{Api, Client};
 use serde_json::Value;
@@ -384,6 +385,7 @@ fn allocated_here(claim: &ResourceClaim, node: &str) -> Option<AllocatedClaim> {
                 pool: result.pool.clone(),
                 device,
                 access: access_of(result),
+                tolerations: tolerations_of(result),
             })
         })
         .collect();
@@ -399,6 +401,36 @@ fn allocated_here(claim: &ResourceClaim, node: &str) -> Option<AllocatedClaim> {
         claim: claim_ref,
         devices,
         reserved_for: pods_reserved_for(claim),
+    })
+}
+
+fn tolerations_of(result: &DeviceRequestAllocationResult) -> Vec<Toleration> {
+    let tolerations = result.tolerations.iter().flatten();
+    tolerations.filter_map(toleration).collect()
+}
+
+/// A toleration; `None` for what tolerates no taint that we know, because of its operator or its effect.
+fn toleration(given: &DeviceToleration) -> Option<Toleration> {
+    let named = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
+    let value = match given.operator.as_deref().unwrap_or_default() {
+        // The server writes the default of the operator, `Equal`.
+        "" | "Equal" => Some(given.value.clone().unwrap_or_default()),
+        "Exists" => None,
+        _ => return None,
+    };
+    let effect = match named(&given.effect).as_deref() {
+        None => None,
+        Some("NoSchedule") => Some(TaintEffect::NoSchedule),
+        Some("NoExecute") => Some(TaintEffect::NoExecute),
+        Some(_) => return None,
+    };
+    // What is negative counts as 0.
+    let seconds = |seconds: i64| Duration::from_secs(u64::try_from(seconds).unwrap_or(0));
+    Some(Toleration {
+        key: named(&given.key),
+        value,
+        effect,
+        lasts: given.toleration_seconds.map(seconds),
     })
 }
 

@@ -20,6 +20,7 @@ mod wire;
 
 use crate::follow::chain;
 
+pub use bridge_core::TAINT_KEY;
 pub use opaque::Error as ConfigError;
 pub use register::{Place, RegistrationState};
 pub use service::{ASK_AGAIN, CALL_LIMIT, WAIT_LIMIT};
@@ -27,6 +28,3 @@ pub use slices::{PublishState, TaintSupport};
 
 /// The driver's name: in claims, slices, DeviceClasses and socket paths. Users have written it into their claims.
 pub const DRIVER: &str = "gpu.nvidia.com";
-
-/// Key of the taint on devices that no new claim may get; its value is `TaintReason::as_str`.
-pub const TAINT_KEY: &str = "gpu-bridge.dev/unit";

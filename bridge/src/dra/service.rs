@@ -10,7 +10,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bridge_core::{ClaimRef, ClaimUid, PrepareRequest, Refusal};
+use bridge_core::{ClaimRef, ClaimUid, Patience, PrepareRequest, Refusal};
 use futures::StreamExt;
 use kube::Client;
 use tokio::time::{Instant, sleep_until, timeout_at};
@@ -200,15 +200,19 @@ impl Service {
         wait_until: Instant,
     ) -> Result<Vec<PreparedReply>, Why> {
         let devices = claims::read(&self.client, &self.node, claim).await?;
-        let request = PrepareRequest {
+        let mut request = PrepareRequest {
             claim: claim.clone(),
             devices,
             arrived,
+            patience: Patience::Waits,
         };
         let mut status = self.handle.status();
         loop {
             // Before the question: what changes while it is answered is a reason to ask again.
             status.mark_unchanged();
+            if Instant::now() >= wait_until {
+                request.patience = Patience::LastCall;
+            }
             let reply = self.handle.prepare(request.clone()).await;
             let waits_for = match reply {
                 Ok(PrepareReply::Prepared(devices)) => {
@@ -225,10 +229,11 @@ impl Service {
                     });
                 }
             };
-            let asked = Instant::now();
-            if asked >= wait_until || self.shutdown.is_cancelled() {
+            // Who stops does not say that the time is up: the next daemon may serve the claim.
+            if request.patience == Patience::LastCall || self.shutdown.is_cancelled() {
                 return Err(Why::Refused(waits_for));
             }
+            let asked = Instant::now();
             debug!(reason = waits_for.reason(), "waiting for a unit");
             sleep_until((asked + ASK_PAUSE).min(wait_until)).await;
             tokio::select! {

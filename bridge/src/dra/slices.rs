@@ -9,11 +9,11 @@
 mod ask;
 mod device;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use bridge_core::{ClaimOffer, Offers};
+use bridge_core::{ClaimOffer, DeviceName, Offers, TaintEffect};
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::resource::v1::{Device, ResourcePool, ResourceSlice, ResourceSliceSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
@@ -182,6 +182,8 @@ struct Publisher {
     /// The slices of our driver and node, as last seen or written; `None` before the first list.
     known: Option<BTreeMap<String, ResourceSlice>>,
     taints: TaintSupport,
+    /// Devices that are to evict, and can't because the server drops taints: said once each time.
+    unevicted: BTreeSet<DeviceName>,
     /// When the server was last asked what it makes of taints.
     probed: Option<Instant>,
     created: Option<Instant>,
@@ -204,6 +206,7 @@ impl Publisher {
             owner: None,
             known: None,
             taints: TaintSupport::Unknown,
+            unevicted: BTreeSet::new(),
             probed: None,
             created: None,
             name_taken: false,
@@ -335,6 +338,7 @@ impl Publisher {
                     continue;
                 }
             }
+            self.tell_unevicted(offers);
             return Ok(Some(PublishState::Published {
                 slice: name_of(&stored).unwrap_or_default(),
                 devices: count,
@@ -390,6 +394,32 @@ impl Publisher {
             }
         }
         Ok(())
+    }
+
+    /// Where taints are dropped nobody is evicted by them.
+    fn tell_unevicted(&mut self, offers: &[ClaimOffer]) {
+        let evicts = |offer: &&ClaimOffer| {
+            offer
+                .taint
+                .is_some_and(|taint| taint.effect == TaintEffect::NoExecute)
+        };
+        let unevicted: BTreeSet<DeviceName> = match self.taints {
+            TaintSupport::Dropped => offers
+                .iter()
+                .filter(evicts)
+                .map(|it| it.device.clone())
+                .collect(),
+            TaintSupport::Unknown | TaintSupport::Kept => BTreeSet::new(),
+        };
+        for device in unevicted.difference(&self.unevicted) {
+            warn!(
+                %device,
+                reason = "ClaimPodNotEvicted",
+                why = "TaintsDropped",
+                "the pods of a claim that lost this device are not evicted, because the API server drops the taints of devices; delete them to have them scheduled anew"
+            );
+        }
+        self.unevicted = unevicted;
     }
 
     fn wants_probe(&self, offers: &[ClaimOffer]) -> bool {

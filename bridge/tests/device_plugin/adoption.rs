@@ -282,6 +282,7 @@ fn claim(uid: &str) -> AllocatedClaim {
             pool: NODE.to_owned(),
             device: DeviceName::new("gpu-0").unwrap(),
             access: Access::Owner,
+            tolerations: Vec::new(),
         }],
         reserved_for: BTreeSet::new(),
     }

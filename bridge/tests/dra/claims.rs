@@ -1,6 +1,8 @@
 //! Which claims the arbiter hears of.
 
-use bridge_core::{Access, Claims};
+use std::time::Duration;
+
+use bridge_core::{Access, Claims, TAINT_KEY, TaintEffect, Toleration};
 use gpu_bridge::arbiter;
 use gpu_bridge::dra::claims;
 use serde_json::json;
@@ -114,6 +116,67 @@ async fn the_arbiter_hears_of_claims_allocated_to_this_node() {
         Some(claims),
         "adoption sees the same"
     );
+}
+
+#[tokio::test]
+async fn the_arbiter_hears_what_each_device_of_a_claim_tolerates() {
+    let toleration = |key: Option<&str>, value: Option<&str>, effect| Toleration {
+        key: key.map(str::to_owned),
+        value: value.map(str::to_owned),
+        effect,
+        lasts: None,
+    };
+    let ours = Some(TAINT_KEY);
+    let cases = [
+        (json!({"operator": "Exists"}), toleration(None, None, None)),
+        (
+            json!({"key": TAINT_KEY, "operator": "Equal", "value": "Counted", "effect": "NoSchedule"}),
+            toleration(ours, Some("Counted"), Some(TaintEffect::NoSchedule)),
+        ),
+        (
+            json!({"key": TAINT_KEY, "value": "Counted", "effect": "NoExecute"}),
+            toleration(ours, Some("Counted"), Some(TaintEffect::NoExecute)),
+        ),
+        (
+            json!({"key": TAINT_KEY, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 90}),
+            Toleration {
+                lasts: Some(Duration::from_secs(90)),
+                ..toleration(ours, None, Some(TaintEffect::NoExecute))
+            },
+        ),
+        (
+            json!({"key": TAINT_KEY, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": -1}),
+            Toleration {
+                lasts: Some(Duration::ZERO),
+                ..toleration(ours, None, Some(TaintEffect::NoExecute))
+            },
+        ),
+    ];
+    let unknown = [
+        json!({"key": TAINT_KEY, "operator": "Like", "effect": "NoExecute"}),
+        json!({"key": TAINT_KEY, "operator": "Exists", "effect": "PreferNoSchedule"}),
+    ];
+    let given: Vec<_> = cases
+        .iter()
+        .map(|(given, _)| given)
+        .chain(&unknown)
+        .collect();
+    let mut tolerating = result("gpu", "gpu-0");
+    tolerating["tolerations"] = json!(given);
+    let api = ApiServer::start().await.unwrap();
+    let results = [tolerating, result("more", "gpu-1")];
+    api.put("resourceclaims", claim("llm", "u1", &results, &[]));
+    let watched = Watched::start(api);
+    watched.until(&["llm"]).await;
+
+    let claims = watched.arbiter.last_claims().unwrap().unwrap();
+    let devices = &claims.claims[0].devices;
+    let wanted: Vec<_> = cases.into_iter().map(|(_, wanted)| wanted).collect();
+    assert_eq!(
+        devices[0].tolerations, wanted,
+        "what is not understood tolerates nothing"
+    );
+    assert_eq!(devices[1].tolerations, []);
 }
 
 #[tokio::test]

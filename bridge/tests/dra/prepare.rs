@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use bridge_core::{Access, ClaimRef, HolderKind, Refusal};
+use bridge_core::{Access, ClaimRef, HolderKind, Patience, Refusal};
 use dra_proto::v1::dra_plugin_client::DraPluginClient;
 use dra_proto::{v1, v1beta1};
 use gpu_bridge::arbiter::{Error, PrepareReply};
@@ -405,10 +405,15 @@ async fn prepare_refuses_with_the_last_word_when_its_time_is_up() {
         answer.error
     );
     assert!(start.elapsed() >= WAIT_LIMIT);
-    assert!(
-        world.arbiter.prepares().len() > 10,
-        "it was asked all the while"
+    let mut asked = world.arbiter.prepares();
+    assert!(asked.len() > 10, "it was asked all the while");
+    let last = asked.pop().map(|request| request.patience);
+    assert_eq!(
+        last,
+        Some(Patience::LastCall),
+        "the arbiter hears that the kubelet is told no"
     );
+    assert!(asked.iter().all(|it| it.patience == Patience::Waits));
 }
 
 #[tokio::test]
@@ -437,6 +442,11 @@ async fn a_stop_answers_the_prepares_that_wait() {
         answer[0].error
     );
     assert!(start.elapsed() < WAIT_LIMIT);
+    let mut asked = world.arbiter.prepares().into_iter();
+    assert!(
+        asked.all(|request| request.patience == Patience::Waits),
+        "nobody has lost anything because a daemon stops"
+    );
     (&mut world.face.task).await.unwrap().unwrap();
     assert!(!world.face.place.service_socket().exists());
     assert!(!world.face.place.registration_socket().exists());

@@ -4,7 +4,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use bridge_core::{ClaimOffer, DeviceName, Gpu, Offers, TaintReason, UnitId};
+use bridge_core::{ClaimOffer, DeviceName, Gpu, Offers, Taint, TaintReason, UnitId};
 use expect_test::expect;
 use gpu_bridge::dra::{PublishState, TaintSupport, slices};
 use kube::Client;
@@ -214,8 +214,16 @@ fn offer(number: u32, taint: Option<TaintReason>) -> ClaimOffer {
     ClaimOffer {
         device: DeviceName::new(format!("gpu-{number}")).unwrap(),
         gpu: gpu(number),
-        taint,
+        taint: taint.map(Taint::keeping_out),
         held_by_claim: false,
+    }
+}
+
+/// A device that a claim lost to a counted pod.
+fn evicting(number: u32) -> ClaimOffer {
+    ClaimOffer {
+        taint: Some(Taint::evicting(TaintReason::Counted)),
+        ..offer(number, None)
     }
 }
 
@@ -446,6 +454,65 @@ async fn the_time_of_a_taint_is_the_servers_and_stays() {
         version(&slice),
         put + 1,
         "the time alone was no reason to write"
+    );
+}
+
+#[tokio::test]
+async fn a_device_evicts_by_one_write_and_ends_by_another() {
+    let tainted = || offer(0, Some(TaintReason::Counted));
+    let mut publishing = Publishing::start(api().await, Some(vec![tainted(), offer(1, None)]));
+    publishing.until_published().await;
+    let mut slice = publishing.api.get(SLICES, "", NAME).unwrap();
+    slice["spec"]["devices"][0]["taints"][0]["timeAdded"] = json!("2026-11-29T10:00:00Z");
+    let mut written = version(&publishing.api.put(SLICES, slice));
+    let until_effect = async |publishing: &Publishing, effect: &str| {
+        eventually("the taint has the effect", DEADLINE, || {
+            let slice = publishing.api.get(SLICES, "", NAME).unwrap();
+            slice["spec"]["devices"][0]["taints"][0]["effect"] == effect
+        })
+        .await;
+        publishing.api.get(SLICES, "", NAME).unwrap()
+    };
+
+    publishing.offer(Some(vec![evicting(0), offer(1, None)]));
+    let mut raised = until_effect(&publishing, "NoExecute").await;
+    assert_eq!(version(&raised), written + 1);
+    let taint = &raised["spec"]["devices"][0]["taints"];
+    assert_eq!(
+        *taint,
+        json!([{"key": "gpu-bridge.dev/unit", "value": "Counted", "effect": "NoExecute"}]),
+        "one taint, and its time is the server's to set: pods are evicted by it"
+    );
+    // What else changes meanwhile leaves the time, or the eviction would count anew.
+    raised["spec"]["devices"][0]["taints"][0]["timeAdded"] = json!("2026-11-29T10:05:00Z");
+    written = version(&publishing.api.put(SLICES, raised));
+    publishing.offer(Some(vec![evicting(0), offer(1, Some(TaintReason::Lost))]));
+    publishing
+        .until_devices(&[("gpu-0", Some("Counted")), ("gpu-1", Some("Lost"))])
+        .await;
+    let slice = publishing.api.get(SLICES, "", NAME).unwrap();
+    let time = &slice["spec"]["devices"][0]["taints"][0]["timeAdded"];
+    assert_eq!(*time, json!("2026-11-29T10:05:00Z"));
+
+    publishing.offer(Some(vec![tainted(), offer(1, Some(TaintReason::Lost))]));
+    let lowered = until_effect(&publishing, "NoSchedule").await;
+    assert_eq!(version(&lowered), written + 2, "the other device, and down");
+}
+
+#[tokio::test]
+async fn where_the_server_drops_taints_nothing_is_written_to_evict() {
+    let api = api().await;
+    api.drop_taints();
+    let tainted = offer(1, Some(TaintReason::Counted));
+    let mut publishing = Publishing::start(api, Some(vec![offer(0, None), tainted]));
+    publishing.until_published().await;
+    publishing.offer(Some(vec![offer(0, None), evicting(1)]));
+    publishing.offer(Some(vec![offer(0, Some(TaintReason::Lost)), evicting(1)]));
+    publishing.until_devices(&[]).await;
+    assert_eq!(
+        publishing.writes(),
+        [1, 1, 0],
+        "the slice, and the device that was lost"
     );
 }
 

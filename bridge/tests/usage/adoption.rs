@@ -376,6 +376,7 @@ fn allocated(name: &str, device: &str) -> AllocatedClaim {
             pool: NODE.to_owned(),
             device: DeviceName::new(device).unwrap(),
             access: Access::Owner,
+            tolerations: Vec::new(),
         }],
         reserved_for: BTreeSet::new(),
     }

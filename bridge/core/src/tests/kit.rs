@@ -8,8 +8,8 @@ use crate::{
     CheckpointedDevices, CheckpointedResponse, ClaimRef, ClaimUid, ClaimedDevice, Claims, DeviceId,
     DeviceName, Evidence, Gpu, Hold, HoldKind, Inventory, Ledger, ListedClaim, ListedDevice,
     ListedPod, Listing, Mode, Moment, Patience, PodName, PodPhase, PodRef, PodSource, PodUid, Pods,
-    Pool, PrepareOutcome, PrepareRequest, Process, Processes, Report, Settings, Transition, UnitId,
-    UnitProcesses,
+    Pool, PrepareOutcome, PrepareRequest, Process, Processes, Report, Settings, TAINT_KEY,
+    TaintEffect, Toleration, Transition, UnitId, UnitProcesses,
 };
 
 pub(super) const POOL: &str = "node-1";
@@ -167,6 +167,13 @@ impl Daemon {
         self.act(|t| t.prepare(&request))
     }
 
+    /// The last question of a Prepare: what is not to be had now is refused.
+    pub(super) fn prepare_finally(&mut self, claim: &str, devices: &[&str]) -> PrepareOutcome {
+        let mut request = prepare_request(claim, devices, self.uptime);
+        request.patience = Patience::LastCall;
+        self.act(|t| t.prepare(&request))
+    }
+
     pub(super) fn list(&mut self, listing: &Listing) {
         self.act(|t| t.observe_listing(listing.clone()));
     }
@@ -251,6 +258,9 @@ pub(super) fn report_in_words(report: &Report) -> String {
         Report::KubeletLostItsBook { .. } => "KubeletLostItsBook".to_owned(),
         Report::HandedOverBusy { .. } => "HandedOverBusy".to_owned(),
         Report::ClaimLostRace { .. } => "ClaimLostRace".to_owned(),
+        Report::EvictionAsked { .. } => "EvictionAsked".to_owned(),
+        Report::EvictionOver { .. } => "EvictionOver".to_owned(),
+        Report::NotEvicted { why, .. } => format!("NotEvicted:{}", why.as_str()),
         Report::Bound { .. } => "Bound".to_owned(),
         Report::Reserved { .. } => "Reserved".to_owned(),
         Report::Prepared { .. } => "Prepared".to_owned(),
@@ -353,12 +363,48 @@ pub(super) fn listed_claim(pod: &str, claim: &str, name: &str) -> ListedPod {
     }
 }
 
-/// `gpu-0` is owned, `gpu-0:admin` only looked at.
-pub(super) fn role(text: &str) -> (DeviceName, Access) {
-    match text.split_once(':') {
-        None => (device(text), Access::Owner),
-        Some((name, "admin")) => (device(name), Access::Admin),
-        Some((_, other)) => panic!("the test gives a device the unknown role {other}"),
+/// `gpu-0` is owned, `gpu-0:admin` only looked at; `tolerates` says that its claim tolerates our taint for ever.
+pub(super) fn role(text: &str) -> Result<AllocatedDevice, String> {
+    let mut words = text.split(':');
+    let name = words.next().unwrap_or_default();
+    let mut allocated = AllocatedDevice {
+        request: "gpu".to_owned(),
+        pool: POOL.to_owned(),
+        device: DeviceName::new(name).map_err(|why| why.to_string())?,
+        access: Access::Owner,
+        tolerations: Vec::new(),
+    };
+    for word in words {
+        match word {
+            "admin" => allocated.access = Access::Admin,
+            "tolerates" => allocated.tolerations = vec![tolerating()],
+            other => {
+                return Err(format!(
+                    "`{other}` is not a role: write gpu-0, gpu-0:admin or gpu-0:admin:tolerates"
+                ));
+            }
+        }
+    }
+    Ok(allocated)
+}
+
+/// Whoever has it stays on a device that evicts.
+pub(super) fn tolerating() -> Toleration {
+    Toleration {
+        key: Some(TAINT_KEY.to_owned()),
+        value: None,
+        effect: Some(TaintEffect::NoExecute),
+        lasts: None,
+    }
+}
+
+/// A device as a claim names it for Prepare.
+pub(super) fn claimed(allocated: AllocatedDevice) -> ClaimedDevice {
+    ClaimedDevice {
+        requests: vec![allocated.request],
+        pool: allocated.pool,
+        device: allocated.device,
+        access: allocated.access,
     }
 }
 
@@ -367,15 +413,7 @@ pub(super) fn allocated(claim: &str, devices: &[&str], pods: &[&str]) -> Allocat
         claim: claim_ref(claim),
         devices: devices
             .iter()
-            .map(|text| {
-                let (device, access) = role(text);
-                AllocatedDevice {
-                    request: "gpu".to_owned(),
-                    pool: POOL.to_owned(),
-                    device,
-                    access,
-                }
-            })
+            .map(|text| role(text).expect("the test names a device and its role"))
             .collect(),
         reserved_for: pods.iter().map(|pod| pod_uid(pod)).collect::<BTreeSet<_>>(),
     }
@@ -386,17 +424,10 @@ pub(super) fn prepare_request(claim: &str, devices: &[&str], arrived: Duration) 
         claim: claim_ref(claim),
         devices: devices
             .iter()
-            .map(|text| {
-                let (device, access) = role(text);
-                ClaimedDevice {
-                    requests: vec!["gpu".to_owned()],
-                    pool: POOL.to_owned(),
-                    device,
-                    access,
-                }
-            })
+            .map(|text| claimed(role(text).expect("the test names a device and its role")))
             .collect(),
         arrived,
+        patience: Patience::Waits,
     }
 }
 

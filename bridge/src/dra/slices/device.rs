@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use bridge_core::{ClaimOffer, Gpu, TaintReason};
+use bridge_core::{ClaimOffer, Gpu, Taint};
 use k8s_openapi::api::resource::v1::{Device, DeviceAttribute, DeviceCapacity, DeviceTaint};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
@@ -28,7 +28,7 @@ pub(super) fn all(offers: &[ClaimOffer], taints: TaintSupport) -> Vec<Device> {
             capacity: Some(capacity(&offer.gpu)),
             taints: match taints {
                 TaintSupport::Unknown | TaintSupport::Kept => {
-                    offer.taint.map(|reason| vec![taint(reason)])
+                    offer.taint.map(|taint| vec![self::taint(taint)])
                 }
                 TaintSupport::Dropped => None,
             },
@@ -62,11 +62,11 @@ pub(super) fn forget_times(devices: &mut [Device]) {
     }
 }
 
-fn taint(reason: TaintReason) -> DeviceTaint {
+fn taint(taint: Taint) -> DeviceTaint {
     DeviceTaint {
         key: TAINT_KEY.to_owned(),
-        value: Some(reason.as_str().to_owned()),
-        effect: "NoSchedule".to_owned(),
+        value: Some(taint.reason.as_str().to_owned()),
+        effect: taint.effect.as_str().to_owned(),
         time_added: None,
     }
 }

@@ -7,7 +7,7 @@ use super::pods::{Containers, Pod};
 use super::world::World;
 use crate::{
     AllocateOutcome, AllocateRequest, DeviceId, Evidence, Face, ForeignCause, Former, Health, Hold,
-    HoldKind, Preparation, Side, UnitId, UnitProcesses,
+    HoldKind, Preparation, Side, TaintEffect, UnitId, UnitProcesses,
 };
 
 type Checked = Result<(), String>;
@@ -24,7 +24,8 @@ pub(super) fn check(world: &World) -> Checked {
     invariant_healthy_minus_allocated_is_free(world)?;
     invariant_no_free_unit_is_on_both_faces(world)?;
     invariant_limits_cap_each_face(world)?;
-    invariant_what_a_running_pod_was_given_is_held(world)
+    invariant_what_a_running_pod_was_given_is_held(world)?;
+    invariant_no_pod_that_runs_is_evicted(world)
 }
 
 /// The promise, checked against the truth: which containers run on which unit.
@@ -239,6 +240,37 @@ fn invariant_what_a_running_pod_was_given_is_held(world: &World) -> Checked {
             };
             if !holds.iter().any(fits) {
                 return Err(format!("{} runs on {unit}, which has {holds:?}", pod.uid));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The lost race: a device evicts only while somebody else keeps its unit from a claim, and only pods of which nothing
+/// runs.
+fn invariant_no_pod_that_runs_is_evicted(world: &World) -> Checked {
+    let pool = &world.daemon.pool;
+    let offers = pool.offers();
+    let evicting = offers.claims.iter().flatten().filter(|offer| {
+        offer
+            .taint
+            .is_some_and(|taint| taint.effect == TaintEffect::NoExecute)
+    });
+    for offer in evicting {
+        let unit = &offer.gpu.uuid;
+        let holds = pool.ledger().holds_on(unit);
+        let kept = |hold: &Hold| hold.claim().is_none();
+        if holds.is_empty() || !holds.iter().all(kept) {
+            return Err(format!("{unit} evicts, and has {holds:?}"));
+        }
+        for (number, claim) in world.claims.iter().enumerate() {
+            let named = claim.allocated && claim.devices.iter().any(|(it, _)| *it == offer.device);
+            let runs = world
+                .pods
+                .iter()
+                .any(|pod| pod.claim == Some(number) && pod.containers == Containers::Running);
+            if named && runs && !claim.tolerates {
+                return Err(format!("{} runs and is evicted by {unit}", claim.claim));
             }
         }
     }

@@ -208,7 +208,7 @@ impl World {
             self.start_with_claim(place, number);
             return Ok(());
         }
-        let request = PrepareRequest {
+        let mut request = PrepareRequest {
             claim: claim.claim.clone(),
             devices: claim
                 .devices
@@ -221,9 +221,13 @@ impl World {
                 })
                 .collect(),
             arrived: self.daemon.uptime,
+            patience: Patience::Waits,
         };
         self.claims[number].in_state = true;
-        for _ in 0..ASKS {
+        for ask in 1..=ASKS {
+            if ask == ASKS {
+                request.patience = Patience::LastCall;
+            }
             let before = self.daemon.clone();
             let outcome = self.act(|t| t.prepare(&request));
             if then == Then::NotSaved && before.disk != self.daemon.disk {

@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::super::kit::{POOL, device, pod_name};
+use super::super::kit::{POOL, device, pod_name, tolerating};
 use super::world::World;
-use super::{Late, PodOp, Role, Shape};
+use super::{Evicted, Late, PodOp, Role, Shape};
 use crate::{
     Access, AllocatedClaim, AllocatedDevice, BoundPod, ClaimRef, ClaimUid, Claims, DeviceId,
     DeviceName, ListedClaim, ListedDevice, ListedPod, Listing, PodName, PodPhase, PodSource,
@@ -71,6 +71,8 @@ pub(super) struct Claim {
     /// Whether the API shows the allocation.
     pub(super) allocated: bool,
     pub(super) reserved_for: BTreeSet<PodUid>,
+    /// It stays on devices that evict.
+    pub(super) tolerates: bool,
     /// The kubelet has it in its state: it has called Prepare, with success or without.
     pub(super) in_state: bool,
     /// Prepare was answered with success.
@@ -158,7 +160,7 @@ impl World {
         number
     }
 
-    pub(super) fn new_claim(&mut self, pick: u8, more: bool, role: Role) {
+    pub(super) fn new_claim(&mut self, pick: u8, more: bool, role: Role, evicted: Evicted) {
         let all: Vec<DeviceName> = (0..self.count)
             .map(|n| device(&format!("gpu-{n}")))
             .collect();
@@ -191,6 +193,7 @@ impl World {
             devices,
             allocated: true,
             reserved_for: BTreeSet::new(),
+            tolerates: evicted == Evicted::Stays,
             in_state: false,
             prepared: false,
         });
@@ -343,6 +346,7 @@ impl World {
                     pool: POOL.to_owned(),
                     device: device.clone(),
                     access: *access,
+                    tolerations: claim.tolerates.then(tolerating).into_iter().collect(),
                 })
                 .collect(),
             reserved_for: claim.reserved_for.clone(),
@@ -412,9 +416,14 @@ impl World {
                     self.new_pod(Some(*shape), None);
                 }
             }
-            PodOp::NewClaim { device, more, role } => {
+            PodOp::NewClaim {
+                device,
+                more,
+                role,
+                evicted,
+            } => {
                 if self.api_up {
-                    self.new_claim(*device, *more, *role);
+                    self.new_claim(*device, *more, *role, *evicted);
                 }
             }
             PodOp::NextPod { claim } => {

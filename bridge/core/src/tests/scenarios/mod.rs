@@ -9,6 +9,11 @@ use expect_test::{Expect, expect};
 
 use node::Node;
 
+/// The devices of a daemon in the words of a script: `on`, or how they are tainted.
+pub(super) fn taints(daemon: &super::kit::Daemon) -> String {
+    words::claim_offers(&daemon.pool.offers())
+}
+
 /// Fewer files than this mean that the folder was not found, or lost.
 const FILES_AT_LEAST: usize = 20;
 

@@ -2,14 +2,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::super::kit::{Daemon, POOL, claim_ref, gpu, hold_in_words, pod_name, report_in_words};
+use super::super::kit::{
+    Daemon, claim_ref, claimed, gpu, hold_in_words, pod_name, report_in_words, role,
+};
 use super::words;
 use crate::{
-    Access, Adoption, AllocateOutcome, AllocateRequest, AllocatedClaim, AllocatedDevice, BoundPod,
-    CheckpointedDevices, CheckpointedResponse, ClaimedDevice, Claims, DeviceName, Evidence,
-    Inventory, Ledger, ListedClaim, ListedDevice, ListedPod, Listing, Patience, PodPhase,
-    PodSource, PodUid, Pods, Pool, PrepareRequest, Process, Processes, Settings, Transition,
-    UnitProcesses,
+    Adoption, AllocateOutcome, AllocateRequest, AllocatedClaim, BoundPod, CheckpointedDevices,
+    CheckpointedResponse, Claims, Evidence, Inventory, Ledger, ListedClaim, ListedDevice,
+    ListedPod, Listing, Patience, PodPhase, PodSource, PodUid, Pods, Pool, PrepareRequest, Process,
+    Processes, Settings, Transition, UnitProcesses,
 };
 
 const COMMANDS: [&str; 23] = [
@@ -353,13 +354,7 @@ impl Node {
                     reserved_for: BTreeSet::new(),
                 };
                 for word in devices {
-                    let (device, access) = role(word)?;
-                    allocated.devices.push(AllocatedDevice {
-                        request: "gpu".to_owned(),
-                        pool: POOL.to_owned(),
-                        device,
-                        access,
-                    });
+                    allocated.devices.push(role(word)?);
                 }
                 for pod in pods {
                     let uid = self.uid_of(pod)?;
@@ -404,32 +399,31 @@ impl Node {
 
     fn call(&mut self, command: &str, rest: &[&str], wanted: &str) -> Result<(), String> {
         let outcome = match (command, rest) {
-            ("allocate", [ids @ .., "last", "call"]) => self.allocate(ids, Patience::LastCall)?,
-            ("allocate", ids) => self.allocate(ids, Patience::Waits)?,
-            ("prepare", [claim, devices @ ..]) => {
+            ("allocate", words) => {
+                let (ids, patience) = last_call(words);
+                self.allocate(ids, patience)?
+            }
+            ("prepare", [claim, words @ ..]) => {
+                let (devices, patience) = last_call(words);
                 let mut request = PrepareRequest {
                     claim: claim_ref(claim),
                     devices: Vec::new(),
                     arrived: self.daemon.uptime,
+                    patience,
                 };
                 for word in devices {
-                    let (device, access) = role(word)?;
-                    request.devices.push(ClaimedDevice {
-                        requests: vec!["gpu".to_owned()],
-                        pool: POOL.to_owned(),
-                        device,
-                        access,
-                    });
+                    request.devices.push(claimed(role(word)?));
                 }
                 self.calls.insert((*claim).to_owned(), request.clone());
                 words::prepare_outcome(&self.act(|t| t.prepare(&request)))
             }
-            ("again", [claim]) => {
-                let request = self
+            ("again", [claim, words @ ..]) => {
+                let mut request = self
                     .calls
                     .get(*claim)
                     .cloned()
                     .ok_or_else(|| format!("there was no `prepare {claim}` yet"))?;
+                (_, request.patience) = last_call(words);
                 words::prepare_outcome(&self.act(|t| t.prepare(&request)))
             }
             ("checkpoint", [pod, ids @ ..]) => return self.checkpoint(pod, ids, wanted),
@@ -580,14 +574,11 @@ impl Node {
     }
 }
 
-/// `gpu-0` is owned, `gpu-0:admin` only looked at.
-fn role(word: &str) -> Result<(DeviceName, Access), String> {
-    match word.split_once(':') {
-        None => Ok((words::device(word)?, Access::Owner)),
-        Some((name, "admin")) => Ok((words::device(name)?, Access::Admin)),
-        Some((_, other)) => Err(format!(
-            "`{other}` is not a role: write gpu-0 or gpu-0:admin"
-        )),
+/// Whether a call says that it is the last one, and what else it says.
+fn last_call<'a, 'b>(words: &'a [&'b str]) -> (&'a [&'b str], Patience) {
+    match words {
+        [words @ .., "last", "call"] => (words, Patience::LastCall),
+        words => (words, Patience::Waits),
     }
 }
 

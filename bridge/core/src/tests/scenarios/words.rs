@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use crate::{
-    AllocateOutcome, CountedOffer, DeviceId, DeviceName, Health, Limits, Mode, Offers,
-    PrepareOutcome, Standing, UnitId,
+    AllocateOutcome, ClaimOffer, CountedOffer, DeviceId, DeviceName, Health, Limits, Mode, Offers,
+    PrepareOutcome, Standing, Taint, TaintEffect, UnitId,
 };
 
 pub(super) fn mode(word: &str) -> Result<Mode, String> {
@@ -97,14 +97,19 @@ pub(super) fn counted_offers(offers: &Offers) -> String {
     letters.join(" ")
 }
 
-/// `on Counted Lost`: one word per device; `on` is untainted. `none`: no slice at all.
+/// `on Counted Lost`: one word per device; `on` is untainted, `Counted:NoExecute` evicts. `none`: no slice at all.
 pub(super) fn claim_offers(offers: &Offers) -> String {
     let Some(claims) = &offers.claims else {
         return "none".to_owned();
     };
-    let words: Vec<&str> = claims
-        .iter()
-        .map(|offer| offer.taint.map_or("on", |taint| taint.as_str()))
-        .collect();
+    let word = |offer: &ClaimOffer| match offer.taint {
+        None => "on".to_owned(),
+        Some(Taint {
+            reason,
+            effect: TaintEffect::NoSchedule,
+        }) => reason.as_str().to_owned(),
+        Some(Taint { reason, effect }) => format!("{}:{}", reason.as_str(), effect.as_str()),
+    };
+    let words: Vec<String> = claims.iter().map(word).collect();
     words.join(" ")
 }
