@@ -28,7 +28,7 @@ use tracing::{error, info, warn};
 
 use crate::admin::{self, Conditions};
 use crate::arbiter::{Arbiter, Handle, Observation, ProcessProbe};
-use crate::cdi::{CdiFiles, Roots};
+use crate::cdi::{CdiFiles, ClaimMinors, Roots};
 use crate::cli::RunOptions;
 use crate::config::{self, Config};
 use crate::inventory::{self, Scan};
@@ -68,7 +68,7 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
         },
     ));
     // Read before the arbiter sweeps what the ledger does not name: on a node without a ledger it is evidence.
-    let cdi_claims = cdi.claims_on_disk().ok();
+    let on_disk = OnDisk::of(&cdi);
     let probe = process_probe(nvml.clone(), &options, &config);
     let (arbiter, handle) = Arbiter::new(pool, Arc::clone(&store), cdi, probe, started);
     let stop = CancellationToken::new();
@@ -95,7 +95,7 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
         client,
         stop: &stop,
     };
-    faces.start(&mut tasks, &store, cdi_claims, scans, waiting);
+    faces.start(&mut tasks, &store, on_disk, scans, waiting);
     info!(
         node = options.node_name,
         mode = config.settings.mode.as_str(),
@@ -323,9 +323,24 @@ type Followed = (
     watch::Receiver<Option<Pods>>,
 );
 
+/// The CDI files of claims that a former daemon has left behind.
+struct OnDisk {
+    claims: Option<BTreeSet<ClaimUid>>,
+    minors: ClaimMinors,
+}
+
+impl OnDisk {
+    fn of(cdi: &CdiFiles) -> Self {
+        Self {
+            claims: cdi.claims_on_disk().ok(),
+            minors: cdi.minors_on_disk(),
+        }
+    }
+}
+
 /// What a former daemon has left behind, and the GPUs that are there.
 struct Leftovers {
-    cdi_claims: Option<BTreeSet<ClaimUid>>,
+    on_disk: OnDisk,
     unprepared: usage::UnpreparedClaims,
     scans: watch::Receiver<Scan>,
 }
@@ -344,7 +359,7 @@ impl Faces<'_> {
         &self,
         tasks: &mut Tasks,
         store: &Arc<Store>,
-        cdi_claims: Option<BTreeSet<ClaimUid>>,
+        on_disk: OnDisk,
         scans: watch::Receiver<Scan>,
         waiting: watch::Sender<String>,
     ) {
@@ -367,7 +382,7 @@ impl Faces<'_> {
         ));
         let store = Arc::clone(store);
         let leftovers = Leftovers {
-            cdi_claims,
+            on_disk,
             unprepared: Arc::new(move || store.unprepared()),
             scans,
         };
@@ -410,7 +425,8 @@ impl Faces<'_> {
             device_plugin_dir: self.options.device_plugin_dir.clone(),
             pods,
             claims,
-            cdi_claims: leftovers.cdi_claims,
+            cdi_claims: leftovers.on_disk.claims,
+            cdi_minors: leftovers.on_disk.minors,
             unprepared: leftovers.unprepared,
             minors: Arc::new(move || minors(&scans.borrow())),
             waiting,

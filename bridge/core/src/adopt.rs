@@ -1,11 +1,11 @@
 //! Rule 11: a lost ledger is not an empty one. What runs on the node is taken over before anything is given out.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::evidence::{AllocatedClaim, BoundPod, Claims, Listing, PodPhase, Pods, UnitProcesses};
 use crate::hold::{ForeignCause, Hold, HoldKind};
-use crate::id::{ClaimUid, DeviceId, PodName, PodRef, PodUid, UnitId};
-use crate::ledger::{Access, Preparation, PreparedDevice};
+use crate::id::{ClaimUid, DeviceId, DeviceName, PodName, PodRef, PodUid, UnitId};
+use crate::ledger::{Access, Preparation, PreparedDevice, UnitRecord};
 use crate::pool::{Pool, Standing, Transition};
 use crate::report::Report;
 use crate::settings::Face;
@@ -61,6 +61,40 @@ impl Transition {
     /// Remembers which ids the kubelet has allocated, while adoption is waited for: those stay Healthy.
     pub fn observe_kubelet_ids(&mut self, ids: BTreeSet<DeviceId>) {
         self.pool.seen.kubelet_ids = ids;
+    }
+
+    /// Gives units back the device names by which claims know them, as a CDI file or something like it shows, while
+    /// adoption is waited for. A unit whose number another one needs gets another number (rule 12).
+    pub fn observe_names(&mut self, names: &BTreeMap<DeviceName, UnitId>) {
+        if self.pool.standing != Standing::WaitingForAdoption {
+            return;
+        }
+        let mut numbers: BTreeMap<UnitId, u32> = BTreeMap::new();
+        for (name, unit) in names {
+            // A unit with two names keeps the first: the other one is a leftover.
+            if let Some(number) = UnitRecord::number_in(name)
+                && self.pool.ledger.units.contains_key(unit)
+            {
+                numbers.entry(unit.clone()).or_insert(number);
+            }
+        }
+        let mut taken: BTreeSet<u32> = numbers.values().copied().collect();
+        let others = self.pool.ledger.in_order().into_iter();
+        let others: Vec<(UnitId, u32)> = others
+            .filter(|(unit, _)| !numbers.contains_key(*unit))
+            .map(|(unit, record)| (unit.clone(), record.number))
+            .collect();
+        for (unit, number) in others {
+            let free = std::iter::once(number)
+                .chain(0..=u32::MAX)
+                .find(|number| taken.insert(*number));
+            numbers.insert(unit, free.unwrap_or(number));
+        }
+        for (unit, record) in &mut self.pool.ledger.units {
+            if let Some(number) = numbers.get(unit) {
+                record.number = *number;
+            }
+        }
     }
 
     /// Takes over what runs on the node, and serves from now on.

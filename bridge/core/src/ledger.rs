@@ -132,6 +132,13 @@ impl UnitRecord {
     pub fn device_name(&self) -> DeviceName {
         DeviceName::new(format!("gpu-{}", self.number)).expect("'gpu-N' is a DNS label")
     }
+
+    /// The number in a name as [`device_name`](Self::device_name) makes it; `None`: it makes no such name.
+    #[must_use]
+    pub fn number_in(name: &DeviceName) -> Option<u32> {
+        let number = name.as_str().strip_prefix("gpu-")?.parse().ok()?;
+        (format!("gpu-{number}") == name.as_str()).then_some(number)
+    }
 }
 
 /// In which role a claim has a device.

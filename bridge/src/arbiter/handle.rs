@@ -1,12 +1,12 @@
 //! What the adapters may ask of the arbiter.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bridge_core::{
-    Adoption, AllocateRequest, ClaimRef, Claims, DeviceId, Grant, Inventory, Listing, Offers, Pods,
-    PrepareRequest, PreparedDevice, Refusal, Status,
+    Adoption, AllocateRequest, ClaimRef, Claims, DeviceId, DeviceName, Grant, Inventory, Listing,
+    Offers, Pods, PrepareRequest, PreparedDevice, Refusal, Status, UnitId,
 };
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -93,6 +93,8 @@ pub enum Observation {
     Inventory(Inventory),
     /// The ids that the kubelet's checkpoint names, while adoption is waited for.
     KubeletIds(BTreeSet<DeviceId>),
+    /// By which names claims know their units, while adoption is waited for.
+    Names(BTreeMap<DeviceName, UnitId>),
     /// All that is needed to take over a node without a ledger.
     Adoption(Box<Adoption>),
     /// Time to look at the processes.

@@ -465,6 +465,7 @@ pub(super) fn observe(transition: &mut Transition, observation: Observation) {
         Observation::Claims(claims) => transition.observe_claims(claims),
         Observation::Inventory(inventory) => transition.observe_inventory(inventory),
         Observation::KubeletIds(ids) => transition.observe_kubelet_ids(ids),
+        Observation::Names(names) => transition.observe_names(&names),
         Observation::Adoption(adoption) => transition.adopt(*adoption),
         Observation::Processes => transition.observe_processes(),
         Observation::Node(count) => transition.observe_node(count),

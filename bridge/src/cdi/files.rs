@@ -7,9 +7,10 @@ use std::io::{self, Read};
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use bridge_core::{ClaimUid, Preparation, UnitId};
+use bridge_core::{ClaimUid, DeviceName, Preparation, UnitId};
+use rustix::fs::OFlags;
 
-use super::spec::{Node, Spec};
+use super::spec::{self, Node, Spec};
 use super::{CLAIM_CLASS, COUNTED_CLASS, VENDOR, kind};
 use crate::store::{ReplaceError, UNFINISHED, no_follow, replace};
 
@@ -76,6 +77,9 @@ pub enum Error {
         source: Box<dyn std::error::Error + Send + Sync>,
     },
 }
+
+/// Device minors by claim and device name.
+pub type ClaimMinors = BTreeMap<ClaimUid, BTreeMap<DeviceName, u32>>;
 
 /// Where the driver's things are on the host.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -248,6 +252,24 @@ impl CdiFiles {
             .collect())
     }
 
+    /// The device minors that the specs of claims name, by claim and device name. What can't be read is left out: it
+    /// proves nothing.
+    #[must_use]
+    pub fn minors_on_disk(&self) -> ClaimMinors {
+        let names = self.names().unwrap_or_default();
+        let claims = names.iter().filter_map(|name| {
+            let claim = claim_of(name)?;
+            let text = read(&self.folder.join(name)).ok()?;
+            let devices = spec::devices(&text)?;
+            let minors = devices.into_iter().filter_map(|(name, path)| {
+                let device = super::device_in(&name, &claim)?;
+                Some((device, minor_in(&path)?))
+            });
+            Some((claim.clone(), minors.collect()))
+        });
+        claims.collect()
+    }
+
     fn write(&self, class: &str, name: &str, devices: Vec<(String, Node)>) -> Result<(), Error> {
         if devices.is_empty() {
             // A spec without devices is not valid.
@@ -338,19 +360,28 @@ fn claim_of(name: &str) -> Option<ClaimUid> {
     ClaimUid::new(uid).ok()
 }
 
+fn minor_in(node: &str) -> Option<u32> {
+    let minor = node.strip_prefix("/dev/nvidia")?.parse().ok()?;
+    (node_of(minor) == node).then_some(minor)
+}
+
 /// Whether the file is there as it would be written. Whatever keeps it from being read is found when it is written.
 fn is_written(path: &Path, text: &[u8]) -> bool {
-    let read = || {
-        let file = OpenOptions::new()
-            .read(true)
-            .custom_flags(no_follow())
-            .open(path)?;
-        let found = file.metadata()?;
-        let mut bytes = Vec::new();
-        if found.is_file() && found.permissions().mode() & 0o7777 == MODE {
-            file.take(FILE_LIMIT).read_to_end(&mut bytes)?;
-        }
-        io::Result::Ok(bytes)
-    };
-    read().is_ok_and(|bytes| bytes == text)
+    read(path).is_ok_and(|bytes| bytes == text)
+}
+
+/// The text of a spec; nothing, if it is no file that this daemon has written as it writes them.
+fn read(path: &Path) -> io::Result<Vec<u8>> {
+    // A FIFO that somebody put there would otherwise be waited for.
+    let flags = no_follow() | OFlags::NONBLOCK.bits().cast_signed();
+    let file = OpenOptions::new()
+        .read(true)
+        .custom_flags(flags)
+        .open(path)?;
+    let found = file.metadata()?;
+    let mut bytes = Vec::new();
+    if found.is_file() && found.permissions().mode() & 0o7777 == MODE {
+        file.take(FILE_LIMIT).read_to_end(&mut bytes)?;
+    }
+    Ok(bytes)
 }

@@ -12,7 +12,7 @@ mod tests;
 
 use bridge_core::{ClaimUid, DeviceName, UnitId};
 
-pub use self::files::{CdiFiles, Error, Roots};
+pub use self::files::{CdiFiles, ClaimMinors, Error, Roots};
 
 /// The vendor in the kind of every spec, and the begin of every file name.
 const VENDOR: &str = "gpu-bridge.dev";
@@ -40,4 +40,10 @@ pub fn claim_device(claim: &ClaimUid, device: &DeviceName) -> String {
 /// A name is unique among all specs of its kind, so that of a claim's device carries the claim.
 fn claim_device_name(claim: &ClaimUid, device: &DeviceName) -> String {
     format!("{claim}-{device}")
+}
+
+/// The device in a name that [`claim_device_name`] has made for this claim.
+fn device_in(name: &str, claim: &ClaimUid) -> Option<DeviceName> {
+    let device = name.strip_prefix(claim.as_str())?.strip_prefix('-')?;
+    DeviceName::new(device).ok()
 }

@@ -3,7 +3,7 @@
 //! Written by the Go types of the CDI specification (`specs-go/config.go`, v1.1.0), which a runtime decodes
 //! strictly: no field more than it knows, and no version lower than the fields need.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// The lowest version that has all that is used: 0.5.0 brought `hostPath` and device names that begin with a digit,
 /// as claim UIDs may. A runtime refuses versions that are newer than itself.
@@ -75,4 +75,38 @@ impl Spec {
     pub(super) fn to_json(&self) -> serde_json::Result<String> {
         serde_json::to_string_pretty(self).map(|text| text + "\n")
     }
+}
+
+/// The part of a spec that [`devices`] reads.
+#[derive(Deserialize)]
+struct ReadSpec {
+    devices: Vec<ReadDevice>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct ReadDevice {
+    name: String,
+    container_edits: ReadEdits,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct ReadEdits {
+    device_nodes: Vec<ReadNode>,
+}
+
+#[derive(Deserialize)]
+struct ReadNode {
+    path: String,
+}
+
+/// The devices of a spec of ours: name, and where the container finds its node. `None`: it is no such spec.
+pub(super) fn devices(text: &[u8]) -> Option<Vec<(String, String)>> {
+    let spec: ReadSpec = serde_json::from_slice(text).ok()?;
+    let devices = spec.devices.into_iter().filter_map(|device| {
+        let node = device.container_edits.device_nodes.into_iter().next()?;
+        Some((device.name, node.path))
+    });
+    Some(devices.collect())
 }

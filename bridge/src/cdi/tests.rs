@@ -1,6 +1,6 @@
 //! The files as a runtime reads them: the judge is the `container-device-interface` crate.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 
@@ -287,6 +287,44 @@ fn a_link_in_place_of_a_spec_is_replaced_and_not_followed() {
     host.files.write_counted(&[(unit("GPU-a"), 0)]).unwrap();
     assert_eq!(victim.metadata().unwrap().len(), 0);
     assert!(path.symlink_metadata().unwrap().is_file());
+}
+
+#[test]
+fn what_a_claims_spec_says_of_its_devices_is_read_back_and_what_is_not_ours_proves_nothing() {
+    let host = Host::usual();
+    assert_eq!(host.files.minors_on_disk(), BTreeMap::new());
+    host.files.write_claim(&two_gpus(), minor_of).unwrap();
+    let devices = two_gpus().devices.into_iter();
+    let minors: BTreeMap<_, _> = devices
+        .map(|it| (it.device, minor_of(&it.unit).unwrap()))
+        .collect();
+    let known = BTreeMap::from([(uid(CLAIM), minors)]);
+    assert_eq!(host.files.minors_on_disk(), known);
+
+    let path = host
+        .cdi()
+        .join(format!("gpu-bridge.dev-claim_{CLAIM}.json"));
+    let text = std::fs::read_to_string(&path).unwrap();
+    let another = |uid: &str| host.cdi().join(format!("gpu-bridge.dev-claim_{uid}.json"));
+    let put = |uid: &str, text: &str| {
+        crate::store::replace(&another(uid), text.as_bytes(), 0o644).unwrap();
+    };
+    put("cut", &text[..text.len() / 2]);
+    put("kind", r#"{"devices": [{"name": 7}]}"#);
+    std::os::unix::fs::symlink(&path, another("link")).unwrap();
+    std::fs::create_dir(another("folder")).unwrap();
+    assert_eq!(host.files.minors_on_disk(), known);
+    // The names are those of another claim, and a node that no GPU has.
+    put("copy", &text);
+    put(
+        "odd",
+        &text
+            .replace(CLAIM, "odd")
+            .replace("/dev/nvidia", "/dev/nvidia0"),
+    );
+    let found = host.files.minors_on_disk();
+    assert_eq!(found[&uid("copy")], BTreeMap::new());
+    assert_eq!(found[&uid("odd")], BTreeMap::new());
 }
 
 #[test]

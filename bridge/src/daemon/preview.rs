@@ -8,7 +8,8 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Config, Faces, RunOptions, Tasks, client, config, process_probe, start_inventory, start_nvml,
+    Config, Faces, OnDisk, RunOptions, Tasks, client, config, process_probe, start_inventory,
+    start_nvml,
 };
 use crate::admin::Conditions;
 use crate::arbiter::Rehearsal;
@@ -78,7 +79,7 @@ pub async fn preview(options: &RunOptions) -> anyhow::Result<Foresight> {
         },
     );
     let found = super::Leftovers {
-        cdi_claims: cdi.claims_on_disk().ok(),
+        on_disk: OnDisk::of(&cdi),
         unprepared: {
             let unprepared = store::unprepared(&options.state_dir);
             std::sync::Arc::new(move || unprepared.clone())

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use bridge_core::{
     Adoption, BoundPod, CheckpointedDevices, CheckpointedResponse, ClaimUid, Claims, DeviceId,
-    Listing, PodPhase, PodUid, Pods, Standing, UnitId,
+    DeviceName, Listing, PodPhase, PodUid, Pods, Standing, UnitId,
 };
 use tokio::sync::watch;
 use tokio::time::sleep;
@@ -43,6 +43,8 @@ pub struct AdoptionInputs {
     pub claims: watch::Receiver<Option<Claims>>,
     /// The claims that have a CDI file of ours; `None`: the folder can't be read.
     pub cdi_claims: Option<BTreeSet<ClaimUid>>,
+    /// The device minors in those files, by claim and device name.
+    pub cdi_minors: BTreeMap<ClaimUid, BTreeMap<DeviceName, u32>>,
     /// Claims unprepared meanwhile.
     pub unprepared: UnpreparedClaims,
     /// The inventory.
@@ -174,6 +176,12 @@ async fn gather(
     else {
         return Err(missing);
     };
+    let names = names_in_use(&inputs.cdi_minors, &claims, &minors);
+    if !names.is_empty() {
+        tell(handle, Observation::Names(names))
+            .await
+            .map_err(|error| vec![error.to_string()])?;
+    }
     Ok(Adoption {
         checkpoint: checkpoint_for_pool(&devices, &minors, &pods, &listing),
         prepared: prepared(inputs).await,
@@ -182,6 +190,29 @@ async fn gather(
         pods,
         claims,
     })
+}
+
+/// By which names the claims allocated here know their units: their CDI files have the minors. A unit that was replaced
+/// has another name than a pool without a ledger gives it.
+fn names_in_use(
+    cdi: &BTreeMap<ClaimUid, BTreeMap<DeviceName, u32>>,
+    claims: &Claims,
+    minors: &[(UnitId, u32)],
+) -> BTreeMap<DeviceName, UnitId> {
+    let mut names = BTreeMap::new();
+    for allocated in &claims.claims {
+        let Some(shown) = cdi.get(&allocated.claim.uid) else {
+            continue;
+        };
+        for device in &allocated.devices {
+            let minor = shown.get(&device.device);
+            let unit = minors.iter().find(|(_, known)| Some(known) == minor);
+            if let Some((unit, _)) = unit {
+                names.insert(device.device.clone(), unit.clone());
+            }
+        }
+    }
+    names
 }
 
 /// Whether the pool has been told of the units: what is adopted for a unit that it does not know would be lost.

@@ -1,6 +1,6 @@
 //! A lost ledger is not an empty one: what runs on the node is found out first.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -83,6 +83,7 @@ fn inputs(
         pods: usage.pods.clone(),
         claims,
         cdi_claims: Some(BTreeSet::new()),
+        cdi_minors: BTreeMap::new(),
         unprepared: Arc::new(BTreeSet::new),
         minors: Arc::new(move || {
             Some((0..gpus).map(|number| (gpu(number).uuid, number)).collect())

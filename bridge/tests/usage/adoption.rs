@@ -1,6 +1,6 @@
 //! A node without a ledger.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -111,6 +111,7 @@ impl Waiting {
             pods: world.pods.clone(),
             claims: claims_seen,
             cdi_claims: Some(BTreeSet::new()),
+            cdi_minors: BTreeMap::new(),
             unprepared: Arc::new(move || node.unprepared.clone()),
             minors: Arc::new(move || shown.lock().unwrap().clone()),
             waiting: say,

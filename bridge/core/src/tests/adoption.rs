@@ -1,9 +1,9 @@
 //! Rule 11: what runs on a node without a ledger is found out before anything is given.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::kit::*;
-use crate::{HolderKind, Pool, PrepareOutcome, Refusal, Report, Standing};
+use crate::{HolderKind, Inventory, Pool, PrepareOutcome, Refusal, Report, Standing};
 
 #[test]
 fn a_daemon_that_dies_while_it_waits_for_adoption_leaves_no_ledger_that_says_all_is_free() {
@@ -211,4 +211,66 @@ fn a_claim_that_no_pod_is_listed_with_gives_way_to_a_pod_of_unknown_units() {
     evidence.prepared = None;
     daemon.act(|t| t.adopt(evidence));
     assert_eq!(daemon.holds("GPU-0"), "Foreign UnknownUnitOf pod-a");
+}
+
+fn replaced() -> Inventory {
+    Inventory::Seen(vec![gpu("GPU-0", 0), gpu("GPU-5", 1)])
+}
+
+/// The second GPU of a node died and was replaced: the new one has the same minor number and another name.
+fn with_a_replaced_gpu() -> Daemon {
+    let mut daemon = Daemon::with_gpus(2, all_legacy());
+    daemon.act(|t| t.observe_inventory(inventory(0..1)));
+    daemon.run("GPU-5", &[]);
+    daemon.act(|t| t.observe_inventory(replaced()));
+    daemon
+}
+
+#[test]
+fn a_claim_on_a_replaced_gpu_is_adopted_there_although_the_names_are_given_anew() {
+    let mut daemon = with_a_replaced_gpu();
+    let name = daemon.pool.ledger().units[&unit("GPU-5")].device_name();
+    assert_eq!(name.as_str(), "gpu-2");
+    daemon.pool = Pool::waiting(all_legacy());
+    daemon.act(|t| t.observe_inventory(replaced()));
+    // Nothing but the claim's CDI file knows that this is gpu-2.
+    daemon.act(|t| t.observe_names(&BTreeMap::from([(name, unit("GPU-5"))])));
+    let mut evidence = adoption(NOTHING, Vec::new());
+    evidence.claims.claims = vec![allocated("claim-a", &["gpu-2"], &["pod-a"])];
+    evidence.prepared = None;
+    daemon.act(|t| t.adopt(evidence));
+    assert_eq!(daemon.holds("GPU-5"), "Prepared claim-a");
+    assert_eq!(daemon.holds("GPU-0"), "free");
+}
+
+#[test]
+fn a_name_that_a_claim_has_is_taken_from_whoever_got_it_meanwhile() {
+    let mut daemon = without_ledger(3);
+    let names = BTreeMap::from([
+        (device("gpu-0"), unit("GPU-1")),
+        (device("gpu-7"), unit("GPU-2")),
+        (device("gpu-8"), unit("GPU-2")),
+        (device("gpu-01"), unit("GPU-0")),
+        (device("mig-1"), unit("GPU-0")),
+        (device("gpu-9"), unit("GPU-9")),
+    ]);
+    daemon.act(|t| t.observe_names(&names));
+    let names = |daemon: &Daemon| {
+        let order = daemon.pool.ledger().in_order().into_iter();
+        order
+            .map(|(unit, record)| format!("{}={unit}", record.device_name()))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(
+        names(&daemon),
+        ["gpu-0=GPU-1", "gpu-1=GPU-0", "gpu-7=GPU-2"]
+    );
+    daemon.act(|t| t.adopt(adoption(NOTHING, Vec::new())));
+    let swap = BTreeMap::from([(device("gpu-0"), unit("GPU-0"))]);
+    daemon.act(|t| t.observe_names(&swap));
+    assert_eq!(
+        names(&daemon),
+        ["gpu-0=GPU-1", "gpu-1=GPU-0", "gpu-7=GPU-2"],
+        "a name in use is bound for good"
+    );
 }
