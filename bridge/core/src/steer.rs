@@ -36,6 +36,9 @@ pub(crate) struct Motion {
     free_since: BTreeMap<UnitId, Duration>,
     /// Since when the node shows the lowered count without a break.
     lowered_since: Option<Duration>,
+    /// Since when a unit is on its way out of the count. A higher count may be on its way to the Node at that moment,
+    /// so what the Node showed before says nothing about it.
+    withdrawn_since: BTreeMap<UnitId, Duration>,
     /// Since when a unit is dark.
     dark_since: BTreeMap<UnitId, Duration>,
     turn: Option<Turn>,
@@ -280,6 +283,7 @@ impl Transition {
         motion.arrived = None;
         motion.turn = None;
         motion.lowered_since = None;
+        motion.withdrawn_since.clear();
         motion.wake_at = None;
     }
 
@@ -355,7 +359,23 @@ impl Transition {
         }
     }
 
+    fn note_withdrawn(&mut self) {
+        let now = self.now.uptime;
+        let withdrawn = &mut self.pool.seen.motion.withdrawn_since;
+        for (unit, record) in &self.pool.ledger.units {
+            match record.side {
+                Side::Lowering | Side::Yielding => {
+                    withdrawn.entry(unit.clone()).or_insert(now);
+                }
+                Side::Legacy | Side::Dra | Side::Rest | Side::Dark => {
+                    withdrawn.remove(unit);
+                }
+            }
+        }
+    }
+
     fn settle_moves(&mut self) {
+        self.note_withdrawn();
         let now = self.now.uptime;
         let settle = self.pool.settings.pace.settle;
         let is_lowered = match self.pool.seen.motion.node {
@@ -376,12 +396,17 @@ impl Transition {
             .filter(|(_, since)| settled(**since))
             .map(|(unit, _)| unit.clone())
             .collect();
+        let withdrawn: Vec<UnitId> = motion
+            .withdrawn_since
+            .iter()
+            .filter(|(_, since)| settled(**since))
+            .map(|(unit, _)| unit.clone())
+            .collect();
         let nobody_short = self.pool.counted_in_flight() <= self.pool.counted_free();
         if lowered && nobody_short {
-            for record in self.pool.ledger.units.values_mut() {
-                if matches!(record.side, Side::Lowering | Side::Yielding) {
-                    record.side = Side::Dra;
-                }
+            for unit in withdrawn {
+                self.set_side(&unit, Side::Dra);
+                self.pool.seen.motion.withdrawn_since.remove(&unit);
             }
         }
         for unit in dark {
@@ -505,16 +530,12 @@ impl Transition {
     fn set_wake(&mut self) {
         let pace = self.pool.settings.pace;
         let free = self.pool.free_units();
-        let lowering = self
-            .pool
-            .ledger
-            .units
-            .values()
-            .any(|record| matches!(record.side, Side::Lowering | Side::Yielding));
+        self.note_withdrawn();
         let motion = &self.pool.seen.motion;
         let mut times: Vec<Duration> = Vec::new();
-        if lowering {
-            times.extend(motion.lowered_since.map(|since| since + pace.settle));
+        if let Some(lowered) = motion.lowered_since {
+            let since = motion.withdrawn_since.values();
+            times.extend(since.map(|since| (*since).max(lowered) + pace.settle));
         }
         times.extend(motion.dark_since.values().map(|since| *since + pace.settle));
         if free.iter().any(|(_, side)| *side != Side::Rest) {

@@ -243,6 +243,8 @@ struct Keeper {
     told: Option<Option<u32>>,
     /// What was written and is not shown yet.
     written: Option<(u32, Instant)>,
+    /// A higher count that is being written, or was and is not shown yet: a scheduler may have read it.
+    raised_to: Option<(u32, Instant)>,
     last_patch: Option<Instant>,
     /// Since when the kubelet is asked for a higher count.
     raising: Option<Instant>,
@@ -267,6 +269,7 @@ impl Keeper {
             right: Right::Unknown,
             told: None,
             written: None,
+            raised_to: None,
             last_patch: None,
             raising: None,
             failing: None,
@@ -287,6 +290,9 @@ impl Keeper {
         if self.written.map(|(count, _)| count) == self.shown {
             self.written = None;
         }
+        if self.raised_to.map(|(count, _)| count) <= self.shown {
+            self.raised_to = None;
+        }
     }
 
     /// Tells what is seen, and writes what is due.
@@ -302,7 +308,7 @@ impl Keeper {
             }
             if self.right == Right::Given {
                 self.tell().await?;
-                self.write(shown).await;
+                self.write(shown).await?;
             }
             self.tell().await?;
         }
@@ -326,10 +332,19 @@ impl Keeper {
         self.again = Some(self.again.map_or(time, |again| again.min(time)));
     }
 
-    /// Tells the arbiter what the Node shows, if that is news.
+    /// Tells the arbiter what the Node shows, or is about to show if that is more, where this is news.
     async fn tell(&mut self) -> Result<(), arbiter::Error> {
+        if let Some((_, since)) = self.raised_to
+            && since.elapsed() >= SHOWN_WITHIN
+        {
+            self.raised_to = None;
+        }
+        let raised_to = self.raised_to.map_or(0, |(count, _)| count);
         let usable = self.is_registered && self.right == Right::Given;
-        let count = self.shown.filter(|_| usable);
+        let count = self
+            .shown
+            .filter(|_| usable)
+            .map(|shown| shown.max(raised_to));
         if self.told == Some(count) {
             return Ok(());
         }
@@ -343,37 +358,56 @@ impl Keeper {
         Ok(())
     }
 
-    /// Writes the count if the Node shows another.
-    async fn write(&mut self, shown: u32) {
+    /// Writes the count if the Node shows another. A higher one is told first: what goes to claims from then on has to
+    /// settle, since a scheduler may read it as soon as it is written.
+    async fn write(&mut self, shown: u32) -> Result<(), arbiter::Error> {
         let offers = Arc::clone(&self.inputs.handle.offers().borrow());
-        let wanted = offers.count;
-        if shown <= wanted {
-            let Some(counted) = self.raised(shown, &offers).await else {
-                return;
-            };
-            self.write_count(counted).await;
-        } else {
+        if shown > offers.count {
             self.raising = None;
-            self.write_count(wanted).await;
+            self.write_count(offers.count).await;
+            return Ok(());
         }
+        if let Some(count) = self.raised(shown, &offers).await
+            && self.is_due(count)
+        {
+            self.raised_to = Some((count, Instant::now()));
+            self.tell().await?;
+            if self.inputs.handle.offers().borrow().count < count {
+                self.raised_to = None;
+                self.look_again(Instant::now());
+                return Ok(());
+            }
+            self.patch(count, Run::Real).await;
+            // It may have arrived even if no answer came.
+            self.raised_to = Some((count, Instant::now()));
+            self.look_again(Instant::now() + SHOWN_WITHIN);
+        }
+        Ok(())
     }
 
     async fn write_count(&mut self, count: u32) {
+        if self.is_due(count) {
+            self.patch(count, Run::Real).await;
+        }
+    }
+
+    /// Whether it is time to write this count.
+    fn is_due(&mut self, count: u32) -> bool {
         let now = Instant::now();
         if let Some((written, time)) = self.written
             && written == count
             && now < time + SHOWN_WITHIN
         {
             self.look_again(time + SHOWN_WITHIN);
-            return;
+            return false;
         }
         if let Some(last) = self.last_patch
             && now < last + PATCH_GAP
         {
             self.look_again(last + PATCH_GAP);
-            return;
+            return false;
         }
-        self.patch(count, Run::Real).await;
+        true
     }
 
     /// How far the count may rise now: no further than the kubelet has got with what `ListAndWatch` told it.

@@ -207,6 +207,19 @@ async fn the_count_goes_up_only_after_the_kubelet_counts_as_many() {
 }
 
 #[tokio::test]
+async fn a_higher_count_is_told_before_it_is_written() {
+    let scene = Scene::start(4).await;
+    scene.wait_told(Some(4)).await;
+    scene.api.forbid("patch", "nodes/status");
+    scene.kubelet.store(8, Ordering::SeqCst);
+    scene.offer(8, 8);
+    scene.wait_told(None).await;
+    assert_eq!(scene.shown(), "4");
+    let told = scene.told.lock().unwrap();
+    assert!(told.ends_with(&[Some(4), Some(8), None]), "{told:?}");
+}
+
+#[tokio::test]
 async fn ids_that_are_about_to_go_do_not_stand_in_for_those_that_come() {
     let scene = Scene::start(4).await;
     scene.wait_told(Some(4)).await;

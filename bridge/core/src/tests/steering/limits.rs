@@ -42,7 +42,7 @@ fn at_rest_a_limit_caps_what_is_shown_and_the_others_are_for_the_other_face() {
 fn a_split_leaves_no_face_more_than_its_limit_lets_it_show() {
     let mut daemon = resting_with(8, only_legacy(2));
     daemon.see_claims(&[allocated("claim-a", &["gpu-0"], &["pod-a"])]);
-    check(&daemon, &expect!["rDDDDDLL count 2"]);
+    check(&daemon, &expect!["ryyyyyLL count 2"]);
 
     let mut daemon = resting_with(8, only_dra(2));
     daemon.see_claims(&[allocated("claim-a", &["gpu-0"], &["pod-a"])]);

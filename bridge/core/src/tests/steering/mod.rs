@@ -169,6 +169,28 @@ fn a_count_that_the_kubelet_writes_back_stops_the_settling() {
 }
 
 #[test]
+fn a_count_that_was_about_to_rise_settles_anew() {
+    let mut daemon = resting(1);
+    daemon.see_claims(&[allocated("claim-a", &["gpu-0"], &["pod-a"])]);
+    pass(&mut daemon, CALM);
+    check(&daemon, &expect!["r count 0"]);
+    daemon.see_claims(&[]);
+    daemon.uptime += CALM;
+    daemon.act(crate::Transition::pass_time);
+    check(&daemon, &expect!["R count 1"]);
+    // The higher count is being written, by the daemon or by the kubelet, and the watch does not show it yet.
+    daemon.see_claims(&[allocated("claim-b", &["gpu-0"], &["pod-b"])]);
+    check(&daemon, &expect!["r count 0"]);
+    assert_eq!(
+        daemon.pool.ledger().in_order()[0].1.side,
+        Side::Yielding,
+        "a counted pod may be bound on the count of 1"
+    );
+    pass(&mut daemon, Duration::from_millis(350));
+    assert_eq!(daemon.pool.ledger().in_order()[0].1.side, Side::Dra);
+}
+
+#[test]
 fn a_counted_pod_bound_on_the_old_count_gets_its_unit_back() {
     let mut daemon = resting(2);
     daemon.see_claims(&[allocated("claim-a", &["gpu-0"], &["pod-a"])]);
