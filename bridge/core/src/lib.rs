@@ -22,6 +22,7 @@
 
 mod adopt;
 mod allocate;
+mod arrivals;
 mod evidence;
 mod foreign;
 mod gpu;

@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use crate::arrivals::Arrivals;
 use crate::evidence::PodPhase;
 use crate::hold::HoldKind;
 use crate::id::{ClaimUid, PodUid, UnitId};
@@ -28,10 +29,7 @@ pub(crate) struct Motion {
     /// Counted pods and allocated claims that are no news.
     known_pods: BTreeSet<PodUid>,
     known_claims: BTreeSet<ClaimUid>,
-    /// What has arrived since the last look.
-    arrived: Option<Face>,
-    /// When something arrived last.
-    activity: Duration,
+    arrivals: Arrivals,
     /// Since when each free unit is free.
     free_since: BTreeMap<UnitId, Duration>,
     /// Since when the node shows the lowered count without a break.
@@ -190,8 +188,7 @@ impl Transition {
     /// Notes that somebody came for a unit.
     pub(crate) fn arrive(&mut self, face: Face) {
         let motion = &mut self.pool.seen.motion;
-        motion.arrived.get_or_insert(face);
-        motion.activity = self.now.uptime;
+        motion.arrivals.note(face, self.now.uptime);
         if let Some(turn) = &mut motion.turn {
             turn.taken = true;
         }
@@ -280,7 +277,7 @@ impl Transition {
             }
         }
         let motion = &mut self.pool.seen.motion;
-        motion.arrived = None;
+        motion.arrivals.take();
         motion.turn = None;
         motion.lowered_since = None;
         motion.withdrawn_since.clear();
@@ -290,7 +287,7 @@ impl Transition {
     /// The first arrival ends the rest: as many units as counted pods in flight need stay counted, from the tail;
     /// the others are halved, the odd one to the kind that came, as far as the limits let both show their half.
     fn split_what_rests(&mut self) {
-        let Some(face) = self.pool.seen.motion.arrived.take() else {
+        let Some(face) = self.pool.seen.motion.arrivals.take() else {
             return;
         };
         let free = self.pool.free_units();
@@ -432,7 +429,7 @@ impl Transition {
             .filter(|(unit, _)| has_dwelt(unit))
             .collect();
         let quiet =
-            now.saturating_sub(motion.activity) >= pace.quiet && self.pool.counted_in_flight() == 0;
+            now >= motion.arrivals.quiet_at(pace.quiet) && self.pool.counted_in_flight() == 0;
         if moves {
             return;
         }
@@ -496,16 +493,22 @@ impl Transition {
     fn wanted_in_turn(&self, turn: u32, all: usize) -> usize {
         let weights = self.pool.settings.weights;
         let total = u64::from(weights.legacy) + u64::from(weights.dra);
-        match turn % TURNS_IN_ROUND {
-            2 => all,
-            3 => 0,
-            _ if total == 0 => all.div_ceil(2),
-            _ => usize::try_from(
-                (u64::try_from(all).unwrap_or(u64::MAX) * u64::from(weights.legacy))
-                    .div_ceil(total),
-            )
-            .unwrap_or(all),
-        }
+        let (legacy, total) = if total == 0 {
+            (1, 2)
+        } else {
+            (u64::from(weights.legacy), total)
+        };
+        let share = u64::try_from(all)
+            .unwrap_or(u64::MAX)
+            .saturating_mul(legacy);
+        let share = match turn % TURNS_IN_ROUND {
+            2 => return all,
+            3 => return 0,
+            // What can't be shared out is for either kind in its turn, or one free unit would be for one kind alone.
+            1 => share / total,
+            _ => share.div_ceil(total),
+        };
+        usize::try_from(share).unwrap_or(all)
     }
 
     /// Begins the moves after which the counted side has `want` of these free units and not `have` any more: to
@@ -539,7 +542,7 @@ impl Transition {
         }
         times.extend(motion.dark_since.values().map(|since| *since + pace.settle));
         if free.iter().any(|(_, side)| *side != Side::Rest) {
-            times.push(motion.activity + pace.quiet);
+            times.push(motion.arrivals.quiet_at(pace.quiet));
             times.extend(motion.free_since.values().map(|since| *since + pace.dwell));
             times.extend(motion.turn.as_ref().map(|turn| turn.ends));
         }

@@ -291,3 +291,65 @@ fn while_things_keep_arriving_each_side_gets_everything_in_its_turn() {
         "nothing rests while pods arrive: {seen:?}"
     );
 }
+
+/// Lets a counted pod and a claim come and go again within `apart`, so that nothing is taken.
+fn both_come(daemon: &mut Daemon, apart: Duration) {
+    daemon.see_pods(&[live("a", 1)]);
+    pass(daemon, apart);
+    daemon.see_claims(&[allocated("claim-a", &["gpu-0"], &["pod-a"])]);
+    daemon.see_pods(&[]);
+    daemon.see_claims(&[]);
+}
+
+/// How long it takes from now until everything rests.
+fn until_rest(daemon: &mut Daemon) -> Duration {
+    let since = daemon.uptime;
+    while sides(daemon).contains(|side| side != 'R') {
+        assert!(daemon.uptime - since < Duration::from_mins(1), "no rest");
+        pass(daemon, Duration::from_millis(50));
+    }
+    daemon.uptime - since
+}
+
+#[test]
+fn where_both_kinds_compete_free_units_rest_only_after_a_longer_quiet() {
+    let mut daemon = resting(4);
+    both_come(&mut daemon, Duration::from_millis(500));
+    let contested = until_rest(&mut daemon);
+    assert!(contested >= Duration::from_secs(2), "{contested:?}");
+
+    let mut daemon = resting(4);
+    both_come(&mut daemon, Duration::from_secs(5));
+    let alone = until_rest(&mut daemon);
+    assert!(alone < Duration::from_secs(1), "{alone:?}");
+}
+
+#[test]
+fn a_contest_is_forgotten_when_one_kind_comes_alone_for_long() {
+    let mut daemon = resting(4);
+    both_come(&mut daemon, Duration::from_millis(500));
+    until_rest(&mut daemon);
+    pass(&mut daemon, Duration::from_secs(11));
+    daemon.see_pods(&[live("b", 1)]);
+    daemon.see_pods(&[]);
+    let alone = until_rest(&mut daemon);
+    assert!(alone < Duration::from_secs(1), "{alone:?}");
+}
+
+#[test]
+fn one_free_unit_is_for_either_kind_in_its_turn() {
+    let mut daemon = resting(1);
+    let mut rounds = [Vec::new(), Vec::new()];
+    for number in 0_u32..120 {
+        let name = format!("pod-{number}");
+        daemon.see_pods(&[live(&name, 1)]);
+        pass(&mut daemon, Duration::from_millis(100));
+        let now = sides(&daemon);
+        rounds[usize::from(now == "D")].push(number);
+    }
+    let [counted, claims] = rounds.map(|rounds| rounds.len());
+    assert!(
+        counted >= 40 && claims >= 40,
+        "counted {counted}, claims {claims}"
+    );
+}

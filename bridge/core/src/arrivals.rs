@@ -1,0 +1,65 @@
+//! Who has come for a unit lately, and how long nobody must come before free units rest.
+
+use std::time::Duration;
+
+use crate::settings::Face;
+
+/// Both kinds of pods within this long of each other compete for what is free: a unit that was on both sides then
+/// would have been seen by both schedulers before either taint or count could follow.
+const CONTEST_WITHIN: Duration = Duration::from_secs(1);
+/// So long after that the contest is believed to go on: a scheduler leaves a pod that did not fit alone for up to
+/// 10 s (`podMaxBackoffSeconds`), and looks again at a moment that the other scheduler does not know.
+const CONTEST_LASTS: Duration = Duration::from_secs(10);
+/// How many times longer nobody must come before units rest while both kinds compete. Turns serve both meanwhile.
+const CONTESTED_QUIET: u32 = 8;
+
+/// The last arrivals of each kind, as uptime.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct Arrivals {
+    counted: Option<Duration>,
+    claimed: Option<Duration>,
+    /// When both kinds came within [`CONTEST_WITHIN`] last.
+    contested: Option<Duration>,
+    /// The kind of the first arrival since the last [`take`](Self::take).
+    first: Option<Face>,
+}
+
+impl Arrivals {
+    /// Notes that somebody came.
+    pub(crate) fn note(&mut self, face: Face, now: Duration) {
+        self.first.get_or_insert(face);
+        let other = match face {
+            Face::Legacy => {
+                self.counted = Some(now);
+                self.claimed
+            }
+            Face::Dra => {
+                self.claimed = Some(now);
+                self.counted
+            }
+        };
+        if other.is_some_and(|other| now.saturating_sub(other) <= CONTEST_WITHIN) {
+            self.contested = Some(now);
+        }
+    }
+
+    /// The kind that came first since this was asked last.
+    pub(crate) fn take(&mut self) -> Option<Face> {
+        self.first.take()
+    }
+
+    /// When it is quiet if nobody comes any more, as uptime. At once if nobody ever came.
+    pub(crate) fn quiet_at(&self, quiet: Duration) -> Duration {
+        let Some(last) = self.counted.max(self.claimed) else {
+            return quiet;
+        };
+        let contested = self
+            .contested
+            .is_some_and(|contested| last.saturating_sub(contested) <= CONTEST_LASTS);
+        last + if contested {
+            quiet * CONTESTED_QUIET
+        } else {
+            quiet
+        }
+    }
+}
