@@ -5,6 +5,7 @@
 //! it, saying why: half a daemon that looks alive is worse than a restart.
 
 mod conditions;
+mod feeds;
 mod preview;
 
 use std::collections::BTreeSet;
@@ -90,6 +91,7 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
     start_admin(&mut tasks, &options, sources, &stop).await?;
     let faces = Faces {
         options: &options,
+        config: &config,
         handle: &handle,
         conditions: &conditions,
         client,
@@ -348,6 +350,7 @@ struct Leftovers {
 /// The two faces and what feeds them.
 struct Faces<'a> {
     options: &'a RunOptions,
+    config: &'a Config,
     handle: &'a Handle,
     conditions: &'a Conditions,
     client: kube::Client,
@@ -393,16 +396,16 @@ impl Faces<'_> {
     fn follow(&self, tasks: &mut Tasks) -> Followed {
         let (claims_out, claims) = watch::channel(None);
         let (pods_out, pods) = watch::channel(None);
-        let (node, handle, stop) = self.own();
-        let client = self.client.clone();
-        tasks.spawn(async move {
-            let done = dra::claims::run(client, node, handle, claims_out, stop).await;
-            ("claim watch", done.map_err(anyhow::Error::from))
-        });
+        let (named_out, named) = watch::channel(None);
+        self.start_claims(tasks, named, claims_out);
         let (node, handle, stop) = self.own();
         let (client, kubelet_dir) = (self.client.clone(), self.options.kubelet_dir.clone());
+        let out = usage::PodsOut {
+            pods: pods_out,
+            claims: named_out,
+        };
         tasks.spawn(async move {
-            let done = usage::run_pods(client, node, kubelet_dir, handle, pods_out, stop).await;
+            let done = usage::run_pods(client, node, kubelet_dir, handle, out, stop).await;
             ("pod watch", done.map_err(anyhow::Error::from))
         });
         (claims, pods)

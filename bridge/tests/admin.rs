@@ -134,6 +134,7 @@ fn some_of_everything() -> Status {
         },
         at: at(1),
         units,
+        claims: BTreeSet::new(),
     }
 }
 

@@ -6,6 +6,8 @@
     reason = "a test that meets what it does not expect shall panic"
 )]
 
+#[path = "dra/bound.rs"]
+mod bound;
 #[path = "dra/claims.rs"]
 mod claims;
 #[path = "dra/prepare.rs"]

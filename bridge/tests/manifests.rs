@@ -65,6 +65,7 @@ struct Kustomization {
     kind: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     namespace: Option<String>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     resources: Vec<String>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     patches: Vec<Patch>,
@@ -221,7 +222,8 @@ fn every_document_is_read_whole_by_the_type_that_it_names() {
                 ("resource.k8s.io/v1", "DeviceClass") => {
                     drop(read::<DeviceClass>(&file, &document));
                 }
-                ("kustomize.config.k8s.io/v1beta1", "Kustomization") => {
+                ("kustomize.config.k8s.io/v1beta1", "Kustomization")
+                | ("kustomize.config.k8s.io/v1alpha1", "Component") => {
                     drop(read::<Kustomization>(&file, &document));
                 }
                 other => panic!("{file:?} has an object that no test reads: {other:?}"),
@@ -229,7 +231,7 @@ fn every_document_is_read_whole_by_the_type_that_it_names() {
             kinds.insert(kind);
         }
     }
-    assert_eq!(kinds.len(), 10, "{kinds:?}");
+    assert_eq!(kinds.len(), 11, "{kinds:?}");
 }
 
 #[test]
@@ -277,23 +279,53 @@ fn each_overlay_sets_its_own_mode_and_the_base_sets_what_holds_without_a_file() 
 
 #[test]
 fn the_daemon_may_do_what_it_does_and_nothing_else() {
-    let role: ClusterRole = base("rbac.yaml", "ClusterRole");
-    let given: BTreeSet<(String, String, String)> =
-        role.rules.unwrap().iter().flat_map(rights_of).collect();
-    let asked: BTreeSet<(String, String, String)> = RIGHTS
+    let given = rights_in(&manifests().join("base/rbac.yaml"));
+    assert_eq!(given, rights(&RIGHTS));
+}
+
+#[test]
+fn where_claims_are_noticed_at_bind_they_are_read_by_name_alone() {
+    let folder = manifests().join("components/notice-bind");
+    let mut left = rights(&RIGHTS);
+    for verb in ["list", "watch"] {
+        let right = ("resource.k8s.io", "resourceclaims", verb);
+        assert!(left.remove(&(right.0.to_owned(), right.1.to_owned(), right.2.to_owned())));
+    }
+    assert_eq!(rights_in(&folder.join("rbac.yaml")), left);
+    let component = folder.join("kustomization.yaml");
+    let component: Kustomization = read(&component, &documents(&component)[0]);
+    let patched = component.patches.into_iter().map(|patch| patch.path);
+    assert_eq!(patched.collect::<Vec<_>>(), ["rbac.yaml"]);
+}
+
+type Rights = BTreeSet<(String, String, String)>;
+
+/// Each right of a list, as group, resource and verb.
+fn rights(list: &[(&str, &str, &[&str])]) -> Rights {
+    let each = list.iter().flat_map(|(group, resource, verbs)| {
+        let right = |verb: &&str| {
+            (
+                (*group).to_owned(),
+                (*resource).to_owned(),
+                (*verb).to_owned(),
+            )
+        };
+        verbs.iter().map(right)
+    });
+    each.collect()
+}
+
+/// What the only role of a file gives.
+fn rights_in(file: &Path) -> Rights {
+    let roles: Vec<ClusterRole> = documents(file)
         .iter()
-        .flat_map(|(group, resource, verbs)| {
-            let right = |verb: &&str| {
-                (
-                    (*group).to_owned(),
-                    (*resource).to_owned(),
-                    (*verb).to_owned(),
-                )
-            };
-            verbs.iter().map(right)
-        })
+        .filter(|document| document["kind"] == "ClusterRole")
+        .map(|document| read(file, document))
         .collect();
-    assert_eq!(given, asked);
+    let [role] = roles.as_slice() else {
+        panic!("{} roles in {file:?}", roles.len());
+    };
+    role.rules.iter().flatten().flat_map(rights_of).collect()
 }
 
 /// Group, resource and verb of everything that a rule allows.

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, SystemTime};
 
-use crate::id::{ClaimRef, ClaimUid, DeviceId, DeviceName, PodName, PodUid, UnitId};
+use crate::id::{ClaimName, ClaimRef, ClaimUid, DeviceId, DeviceName, PodName, PodUid, UnitId};
 use crate::ledger::Access;
 use crate::taint::Toleration;
 
@@ -171,14 +171,52 @@ impl Pods {
     }
 }
 
-/// The claims whose allocation names a device of this node's pool, from a watch in sync.
+/// The claims that the live pods bound here name, by pod: those to read where claims are noticed at bind. A generated
+/// claim has no name before it exists. Like [`Pods`], all of them or none.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct NamedClaims {
+    /// By pod; a pod without claims may be left out.
+    pub by_pod: BTreeMap<PodUid, BTreeSet<ClaimName>>,
+}
+
+/// The claims whose allocation names a device of this node's pool.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Claims {
-    /// Each of them.
+    /// Each of them, as far as they are known.
     pub claims: Vec<AllocatedClaim>,
+    /// Of which claims this says something.
+    pub scope: ClaimScope,
+}
+
+/// Of which claims a [`Claims`] says something, if only that they are not allocated here.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum ClaimScope {
+    /// Of every claim there is: a watch in sync.
+    #[default]
+    All,
+    /// Of those that were read one by one. Of any other nothing is known: it may be allocated here or not be there.
+    Read(BTreeSet<ClaimUid>),
 }
 
 impl Claims {
+    /// All that are allocated here, from a watch in sync.
+    #[must_use]
+    pub fn all(claims: Vec<AllocatedClaim>) -> Self {
+        Self {
+            claims,
+            scope: ClaimScope::All,
+        }
+    }
+
+    /// Whether this says anything of a claim.
+    #[must_use]
+    pub fn knows(&self, claim: &ClaimUid) -> bool {
+        match &self.scope {
+            ClaimScope::All => true,
+            ClaimScope::Read(read) => read.contains(claim),
+        }
+    }
+
     /// Whether a claim's allocation names a device, in whatever role.
     #[must_use]
     pub fn name(&self, claim: &ClaimUid, device: &DeviceName) -> bool {

@@ -192,6 +192,26 @@ impl fmt::Display for ClaimRef {
     }
 }
 
+/// A `ResourceClaim` by name, as pods name theirs. Another claim may have had the name before.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ClaimName {
+    /// `metadata.namespace`.
+    pub namespace: String,
+    /// `metadata.name`.
+    pub name: String,
+}
+
+impl ClaimRef {
+    /// The name without the identity.
+    #[must_use]
+    pub fn full_name(&self) -> ClaimName {
+        ClaimName {
+            namespace: self.namespace.clone(),
+            name: self.name.clone(),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -49,13 +49,14 @@ mod tests;
 pub use adopt::{Adoption, CheckpointedDevices, CheckpointedResponse};
 pub use allocate::{AllocateOutcome, AllocateRequest, Grant, Patience};
 pub use evidence::{
-    AllocatedClaim, AllocatedDevice, BoundPod, Claims, Evidence, ListedClaim, ListedDevice,
-    ListedPod, Listing, Moment, PodPhase, PodSource, Pods, Process, Processes, UnitProcesses,
+    AllocatedClaim, AllocatedDevice, BoundPod, ClaimScope, Claims, Evidence, ListedClaim,
+    ListedDevice, ListedPod, Listing, Moment, NamedClaims, PodPhase, PodSource, Pods, Process,
+    Processes, UnitProcesses,
 };
 pub use gpu::Gpu;
 pub use hold::{ForeignCause, Former, Hold, HoldKind, Phase};
 pub use id::{
-    ClaimRef, ClaimUid, DeviceId, DeviceName, InvalidId, PodName, PodRef, PodUid, UnitId,
+    ClaimName, ClaimRef, ClaimUid, DeviceId, DeviceName, InvalidId, PodName, PodRef, PodUid, UnitId,
 };
 pub use inventory::Inventory;
 pub use ledger::{Access, Ledger, Preparation, PreparedDevice, Side, UnitKind, UnitRecord};

@@ -305,7 +305,9 @@ impl Transition {
         let Some(claims) = &self.pool.seen.claims else {
             return;
         };
-        let is_here = |uid: &ClaimUid| claims.claims.iter().any(|it| it.claim.uid == *uid);
+        let is_here = |uid: &ClaimUid| {
+            !claims.knows(uid) || claims.claims.iter().any(|it| it.claim.uid == *uid)
+        };
         self.pool
             .seen
             .lost

@@ -277,7 +277,8 @@ impl Transition {
                 .iter()
                 .partition(|(uid, preparation)| {
                     let mut devices = preparation.devices.iter();
-                    devices.any(|device| claims.name(uid, &device.device))
+                    !claims.knows(uid)
+                        || devices.any(|device| claims.name(uid, &device.device))
                         || listing.has_claim(&preparation.claim)
                 });
         let caused: Vec<ClaimUid> = caused.into_iter().map(|(uid, _)| uid.clone()).collect();

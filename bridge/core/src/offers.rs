@@ -185,7 +185,8 @@ impl Pool {
 
     /// Whether the claim is still allocated to the unit and somebody may use it; yes while the API can't be asked.
     fn is_in_use(&self, claim: &ClaimUid, unit: &UnitId) -> bool {
-        let Some(claims) = &self.seen.claims else {
+        let known = self.seen.claims.as_ref();
+        let Some(claims) = known.filter(|claims| claims.knows(claim)) else {
             return true;
         };
         claims

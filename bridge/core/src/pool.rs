@@ -179,7 +179,7 @@ impl Pool {
         *self.seen.presence.get(unit).unwrap_or(&Presence::Unknown)
     }
 
-    /// The claims that own the unit by their allocation in the API, as far as the watch has shown.
+    /// The claims that own the unit by their allocation in the API, as far as is known.
     pub(crate) fn allocated_to<'a>(&'a self, unit: &UnitId) -> impl Iterator<Item = &'a ClaimRef> {
         let name = self
             .ledger
@@ -198,9 +198,13 @@ impl Pool {
             .map(|allocated| &allocated.claim)
     }
 
-    /// Whether the API shows this claim as allocated to the unit; `None` while it can't be asked.
+    /// Whether the API shows this claim as allocated to the unit; `None` while it can't be asked, or was not asked
+    /// for this claim.
     pub(crate) fn is_allocated(&self, claim: &ClaimUid, unit: &UnitId) -> Option<bool> {
-        self.seen.claims.as_ref()?;
+        let claims = self.seen.claims.as_ref()?;
+        if !claims.knows(claim) {
+            return None;
+        }
         Some(self.allocated_to(unit).any(|other| other.uid == *claim))
     }
 

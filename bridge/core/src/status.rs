@@ -1,9 +1,10 @@
 //! The pool as people see it.
 
+use std::collections::BTreeSet;
 use std::time::SystemTime;
 
 use crate::hold::Hold;
-use crate::id::{DeviceId, DeviceName, UnitId};
+use crate::id::{ClaimRef, DeviceId, DeviceName, UnitId};
 use crate::ledger::Side;
 use crate::pool::{Pool, Standing};
 use crate::settings::Settings;
@@ -77,6 +78,8 @@ pub struct Status {
     pub at: SystemTime,
     /// Every unit, in order.
     pub units: Vec<UnitStatus>,
+    /// Every claim that has a unit or was prepared, onlookers included.
+    pub claims: BTreeSet<ClaimRef>,
 }
 
 impl Pool {
@@ -104,7 +107,15 @@ impl Pool {
             settings: self.settings().clone(),
             at,
             units,
+            claims: self.known_claims(),
         }
+    }
+
+    fn known_claims(&self) -> BTreeSet<ClaimRef> {
+        let ledger = self.ledger();
+        let held = ledger.holds.values().flatten().filter_map(Hold::claim);
+        let prepared = ledger.prepared.values().map(|prepared| &prepared.claim);
+        held.chain(prepared).cloned().collect()
     }
 
     fn unit_state(&self, unit: &UnitId, side: Side) -> UnitState {

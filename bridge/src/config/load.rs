@@ -80,6 +80,7 @@ pub fn report(path: &Path) -> Result<String, Error> {
          \x20 limits           legacy {}, dra {}\n\
          \x20 offers.weights   legacy {}, dra {}\n\
          \x20 offers           settle {} ms, dwell {} ms, quiet {} ms\n\
+         \x20 offers.notice    {}\n\
          \x20 ignoreProcesses  {ignored}\n",
         path.display(),
         settings.mode.as_str(),
@@ -90,6 +91,7 @@ pub fn report(path: &Path) -> Result<String, Error> {
         settings.pace.settle.as_millis(),
         settings.pace.dwell.as_millis(),
         settings.pace.quiet.as_millis(),
+        config.notice.as_str(),
     ))
 }
 

@@ -23,8 +23,31 @@ const COMM_LENGTH: usize = 15;
 pub struct Config {
     /// What decisions depend on.
     pub settings: Settings,
+    /// When claims are noticed.
+    pub notice: Notice,
     /// Names of processes that may run on any GPU without holding it, such as monitoring agents.
     pub ignore_processes: Vec<String>,
+}
+
+/// When claims are noticed, and by what.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Notice {
+    /// At their allocation, by a watch of all claims of the cluster.
+    #[default]
+    Allocation,
+    /// When a pod that uses them is bound to the node, by reading each.
+    Bind,
+}
+
+impl Notice {
+    /// The word in the configuration.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Allocation => "allocation",
+            Self::Bind => "bind",
+        }
+    }
 }
 
 impl Config {

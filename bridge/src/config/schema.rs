@@ -10,14 +10,14 @@ use std::time::Duration;
 use bridge_core::Mode;
 use serde_yaml::Value;
 
-use super::Config;
 use super::hint::meant;
 use super::lines::line_of;
+use super::{Config, Notice};
 
 /// What `apiVersion` must be.
 const API_VERSION: &str = "gpu-bridge.dev/v1alpha1";
 /// Every key with a value of its own.
-const KEYS: [&str; 10] = [
+const KEYS: [&str; 11] = [
     "apiVersion",
     "mode",
     "limits.legacy",
@@ -27,12 +27,13 @@ const KEYS: [&str; 10] = [
     "offers.settle",
     "offers.dwell",
     "offers.quiet",
+    "offers.notice",
     "ignoreProcesses",
 ];
 /// Keys that only group others.
 const GROUPS: [&str; 3] = ["limits", "offers", "offers.weights"];
 /// Keys that do nothing in this version, and are not taken for that reason.
-const LATER: [&str; 2] = ["offers.notice", "offers.demand"];
+const LATER: [&str; 1] = ["offers.demand"];
 const MODES: [Mode; 4] = [Mode::Legacy, Mode::Both, Mode::Dra, Mode::Drained];
 /// The most units that a limit can name: no node has more GPUs or MIG instances.
 const LIMIT_MAX: u32 = 128;
@@ -124,8 +125,7 @@ impl Reader<'_> {
             } else if KEYS.contains(&&*name) {
                 self.value(&name, &path, value);
             } else if LATER.contains(&&*name) {
-                let why = "this version notices claims at their allocation and counted pods when they are bound, \
-                           and in no other way; leave the key out";
+                let why = "this version notices pods when they are bound, and in no other way; leave the key out";
                 self.mistake(&path, value, why.to_owned());
             } else {
                 self.unknown(&name, &path, value);
@@ -163,6 +163,7 @@ impl Reader<'_> {
             "offers.settle" => pause(value).map(|pause| settings.pace.settle = pause),
             "offers.dwell" => pause(value).map(|pause| settings.pace.dwell = pause),
             "offers.quiet" => pause(value).map(|pause| settings.pace.quiet = pause),
+            "offers.notice" => notice(value).map(|notice| self.config.notice = notice),
             "ignoreProcesses" => return self.names(path, value),
             _ => unreachable!("every key of KEYS is handled; the tests set each of them"),
         };
@@ -245,14 +246,28 @@ fn api_version(value: &Value) -> Result<(), String> {
 }
 
 fn mode(value: &Value) -> Result<Mode, String> {
-    let words = MODES.map(Mode::as_str);
+    one_of(value, MODES, Mode::as_str).map_err(|allowed| format!("is no mode; {allowed}"))
+}
+
+fn notice(value: &Value) -> Result<Notice, String> {
+    let known = [Notice::Allocation, Notice::Bind];
+    one_of(value, known, Notice::as_str)
+}
+
+/// The value that a word stands for, or which words do.
+fn one_of<T: Copy, const N: usize>(
+    value: &Value,
+    known: [T; N],
+    word_of: impl Fn(T) -> &'static str,
+) -> Result<T, String> {
     let word = value.as_str().unwrap_or_default();
-    if let Some(mode) = MODES.into_iter().find(|mode| mode.as_str() == word) {
-        return Ok(mode);
+    if let Some(meant) = known.into_iter().find(|known| word_of(*known) == word) {
+        return Ok(meant);
     }
+    let words = known.map(word_of);
     let hint =
         meant(word, &words).map_or_else(String::new, |word| format!("; did you mean {word}?"));
-    Err(format!("is no mode; allowed: {}{hint}", words.join(", ")))
+    Err(format!("allowed: {}{hint}", words.join(", ")))
 }
 
 fn number(value: &Value, most: u32) -> Result<u32, String> {

@@ -174,7 +174,7 @@ pub(super) async fn api(
             (true, true) => (true, "claims and pods are in sync"),
             (false, true) => (
                 false,
-                "the ResourceClaims of this node are not known: the API server does not answer, or the right to watch resourceclaims is missing",
+                "the ResourceClaims of this node are not known: the API server does not answer, or a right to resourceclaims is missing: get, and, unless offers.notice is bind, list and watch",
             ),
             (true, false) => (
                 false,

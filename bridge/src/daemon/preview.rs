@@ -51,7 +51,7 @@ pub async fn preview(options: &RunOptions) -> anyhow::Result<Foresight> {
     let client = client(options.kubeconfig.as_deref()).await?;
     let nvml = start_nvml(options)?;
     let probe = process_probe(nvml.clone(), options, &config);
-    let (rehearsal, handle) = Rehearsal::new(Pool::waiting(config.settings), probe);
+    let (rehearsal, handle) = Rehearsal::new(Pool::waiting(config.settings.clone()), probe);
     let reports = rehearsal.reports();
     let stop = CancellationToken::new();
     let _stop_all = stop.clone().drop_guard();
@@ -64,6 +64,7 @@ pub async fn preview(options: &RunOptions) -> anyhow::Result<Foresight> {
     let scans = start_inventory(&mut tasks, nvml, &handle, &conditions, &stop).await;
     let faces = Faces {
         options,
+        config: &config,
         handle: &handle,
         conditions: &conditions,
         client,

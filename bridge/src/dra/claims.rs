@@ -1,6 +1,10 @@
-//! ResourceClaims: reading one for a Prepare call, and watching all that are allocated to this node's pool.
+//! ResourceClaims: reading one for a Prepare call, and knowing all that are allocated to this node's pool: by a watch
+//! of all claims of the cluster ([`run`]), or by reading those that pods bound here name ([`run_bound`]).
 //!
 //! Kubernetes types of claims stop here. What leaves are `bridge_core` types.
+
+mod bound;
+mod teller;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -20,9 +24,11 @@ use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
+pub use self::bound::{BoundInputs, run_bound};
+use self::teller::Teller;
 use super::opaque;
 use super::{DRIVER, chain};
-use crate::arbiter::{self, Handle, Observation};
+use crate::arbiter::{self, Handle};
 use crate::follow::{self, After, Event};
 
 /// How long the API server may take to show a claim. The kubelet gives the whole call 45 s and comes back after
@@ -31,9 +37,6 @@ pub const READ_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Claims per page of a list. A page is dropped as soon as ours are picked out of it, so this bounds memory.
 const PAGE_SIZE: u32 = 250;
-
-/// When the arbiter could not save what it was told, it is told again after this. A full disk stays full for a while.
-const TELL_AGAIN: Duration = Duration::from_secs(1);
 
 /// Events that may wait for the arbiter; more of them wait in the connection.
 const EVENT_BOUND: usize = 64;
@@ -474,7 +477,11 @@ pub async fn run(
         |seen: &Seen| seen.ours.is_some(),
         events,
     );
-    let mut book = Book::new(handle, out);
+    let mut book = Book {
+        teller: Teller::new(handle, out),
+        claims: BTreeMap::new(),
+        completeness: Completeness::Unknown,
+    };
     let telling = async {
         loop {
             tokio::select! {
@@ -482,7 +489,7 @@ pub async fn run(
                     Some(event) => book.take(event),
                     None => return Ok(()),
                 },
-                () = retry(book.retry_at) => {}
+                () = at(book.teller.retry_at) => {}
             }
             // What has arrived meanwhile goes into the same snapshot.
             while let Ok(event) = seen.try_recv() {
@@ -498,21 +505,19 @@ pub async fn run(
     }
 }
 
-async fn retry(at: Option<Instant>) {
-    match at {
-        Some(at) => sleep_until(at).await,
+/// Waits until a time, or for ever.
+async fn at(time: Option<Instant>) {
+    match time {
+        Some(time) => sleep_until(time).await,
         None => std::future::pending().await,
     }
 }
 
-/// The claims as the watch shows them, and what the arbiter was told.
+/// The claims as the watch shows them.
 struct Book {
-    handle: Handle,
-    out: watch::Sender<Option<Claims>>,
+    teller: Teller,
     claims: BTreeMap<String, AllocatedClaim>,
     completeness: Completeness,
-    told: Option<Option<Claims>>,
-    retry_at: Option<Instant>,
 }
 
 /// Whether the claims in the book are all there are.
@@ -525,17 +530,6 @@ enum Completeness {
 }
 
 impl Book {
-    fn new(handle: Handle, out: watch::Sender<Option<Claims>>) -> Self {
-        Self {
-            handle,
-            out,
-            claims: BTreeMap::new(),
-            completeness: Completeness::Unknown,
-            told: None,
-            retry_at: None,
-        }
-    }
-
     fn take(&mut self, event: Event<Seen>) {
         match event {
             Event::Listed(all) => {
@@ -566,25 +560,10 @@ impl Book {
 
     /// Tells what has changed since the last time, if anything.
     async fn tell(&mut self) -> Result<(), arbiter::Error> {
-        self.retry_at = None;
         let now = match self.completeness {
-            Completeness::Complete => Some(Claims {
-                claims: self.claims.values().cloned().collect(),
-            }),
+            Completeness::Complete => Some(Claims::all(self.claims.values().cloned().collect())),
             Completeness::Unknown => None,
         };
-        if self.told.as_ref() == Some(&now) {
-            return Ok(());
-        }
-        self.out.send_replace(now.clone());
-        match self.handle.observe(Observation::Claims(now.clone())).await {
-            Ok(()) => self.told = Some(now),
-            Err(error @ (arbiter::Error::NotSaved(_) | arbiter::Error::NoCdiFile(_))) => {
-                warn!(error = %error, "the arbiter could not take the claims; they are told again");
-                self.retry_at = Some(Instant::now() + TELL_AGAIN);
-            }
-            Err(arbiter::Error::Stopping) => return Err(arbiter::Error::Stopping),
-        }
-        Ok(())
+        self.teller.tell(now).await
     }
 }

@@ -286,7 +286,8 @@ async fn prepared(inputs: &AdoptionInputs) -> Option<BTreeSet<ClaimUid>> {
         }
     };
     let on_disk = inputs.cdi_claims.as_ref()?;
-    Some(by_kubelet?.union(on_disk).cloned().collect())
+    let by_kubelet = by_kubelet?.into_iter().map(|claim| claim.uid);
+    Some(by_kubelet.chain(on_disk.iter().cloned()).collect())
 }
 
 /// Says what is waited for: when it changes, and once in a while.

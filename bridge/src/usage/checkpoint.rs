@@ -10,15 +10,16 @@ use std::path::{Path, PathBuf};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bridge_core::{
-    BoundPod, CheckpointedDevices, CheckpointedResponse, ClaimUid, DeviceId, PodPhase, PodUid,
-    Pods, UnitId,
+    BoundPod, CheckpointedDevices, CheckpointedResponse, ClaimName, ClaimRef, ClaimUid, DeviceId,
+    PodPhase, PodUid, Pods, UnitId,
 };
 use legacy_proto::deviceplugin::ContainerAllocateResponse;
 use prost::Message as _;
 use serde::Deserialize;
+use tracing::warn;
 
 use super::answer;
-use super::{DRIVER, RESOURCE};
+use super::{DRIVER, RESOURCE, chain};
 
 /// File in the device plugin folder (`pkg/kubelet/cm/devicemanager/types.go`, `kubeletDeviceManagerCheckpoint`).
 const DEVICES_FILE: &str = "kubelet_internal_checkpoint";
@@ -214,13 +215,17 @@ struct ClaimsData {
 struct ClaimEntry {
     #[serde(rename = "ClaimUID")]
     uid: String,
+    #[serde(rename = "Namespace")]
+    namespace: String,
+    #[serde(rename = "ClaimName")]
+    name: String,
     #[serde(rename = "DriverState")]
     drivers: Option<BTreeMap<String, serde::de::IgnoredAny>>,
 }
 
 /// Reads the claims with a part of our driver from `dra_manager_state` in the kubelet's root folder. `None`: there is
 /// no such file. A kubelet makes it when it starts, so that says nothing about claims.
-pub(super) async fn read_claims(kubelet_dir: &Path) -> Result<Option<BTreeSet<ClaimUid>>, Error> {
+pub(super) async fn read_claims(kubelet_dir: &Path) -> Result<Option<BTreeSet<ClaimRef>>, Error> {
     let path = kubelet_dir.join(CLAIMS_FILE);
     let Some(bytes) = read(&path).await? else {
         return Ok(None);
@@ -242,9 +247,34 @@ pub(super) async fn read_claims(kubelet_dir: &Path) -> Result<Option<BTreeSet<Cl
                 .as_ref()
                 .is_some_and(|it| it.contains_key(DRIVER))
         });
-    ours.map(|claim| ClaimUid::new(claim.uid).map_err(|error| damaged(&path, error.to_string())))
-        .collect::<Result<_, _>>()
-        .map(Some)
+    ours.map(|claim| {
+        Ok(ClaimRef {
+            uid: ClaimUid::new(claim.uid).map_err(|error| damaged(&path, error.to_string()))?,
+            namespace: claim.namespace,
+            name: claim.name,
+        })
+    })
+    .collect::<Result<_, _>>()
+    .map(Some)
+}
+
+/// The names of the claims that the kubelet's state has with a part of our driver; none where it can't be read, which
+/// is said in the log.
+pub async fn checkpointed_claims(kubelet_dir: &Path) -> BTreeSet<ClaimName> {
+    match read_claims(kubelet_dir).await {
+        Ok(claims) => claims
+            .into_iter()
+            .flatten()
+            .map(|claim| claim.full_name())
+            .collect(),
+        Err(error) => {
+            warn!(
+                error = chain(&error),
+                "which claims the kubelet has prepared can't be read"
+            );
+            BTreeSet::new()
+        }
+    }
 }
 
 async fn read(path: &Path) -> Result<Option<Vec<u8>>, Error> {
@@ -285,7 +315,7 @@ mod tests {
     /// In the form that Go writes; the second entry is of another resource.
     const DEVICES_OF_GO: &str = r#"{"Data":{"PodDeviceEntries":[{"PodUID":"uid-1","ContainerName":"main","ResourceName":"nvidia.com/gpu","DeviceIDs":{"-1":["GPU-a","GPU-b"],"0":["GPU-c"],"1":["GPU-c"]},"AllocResp":""},{"PodUID":"uid-2","ContainerName":"m","ResourceName":"r","DeviceIDs":{},"AllocResp":""}],"RegisteredDevices":{"a.b/c":[],"nvidia.com/gpu":["GPU-b","GPU-a"]}},"Checksum":1091373870}"#;
 
-    async fn claims(text: &str) -> Result<Option<BTreeSet<ClaimUid>>, Error> {
+    async fn claims(text: &str) -> Result<Option<BTreeSet<ClaimRef>>, Error> {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join(CLAIMS_FILE), text).unwrap();
         read_claims(folder.path()).await
@@ -300,8 +330,12 @@ mod tests {
     #[tokio::test]
     async fn the_claims_of_our_driver_are_read_from_what_go_wrote() {
         let found = claims(CLAIMS_OF_GO).await.unwrap().unwrap();
-        let found: Vec<&str> = found.iter().map(ClaimUid::as_str).collect();
-        assert_eq!(found, ["uid-1", "uid-2"]);
+        let found: Vec<_> = found
+            .iter()
+            .map(|claim| (claim.uid.as_str(), claim.to_string()))
+            .collect();
+        let named = [("uid-1", "train/one"), ("uid-2", "train/two")];
+        assert_eq!(found, named.map(|(uid, name)| (uid, name.to_owned())));
         assert!(claims(NO_CLAIMS_OF_GO).await.unwrap().unwrap().is_empty());
         let foreign = CLAIMS_OF_GO.replace("gpu-0", "gpu-7");
         let error = claims(&foreign).await.unwrap_err().to_string();

@@ -17,8 +17,9 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 pub use adoption::{AdoptionInputs, UnitMinors, UnpreparedClaims, run_adoption};
+pub use checkpoint::checkpointed_claims;
 pub use pod_resources::{AskAbout, Error, PodResources, ask_about, run_listing};
-pub use pods::run_pods;
+pub use pods::{PodsOut, run_pods};
 pub use processes::{pod_of_process, process_name};
 
 use crate::arbiter::{self, Handle, Observation};

@@ -408,6 +408,7 @@ mod tests {
                 present: true,
                 holds: vec![Hold::exclusive(kind, SystemTime::UNIX_EPOCH)],
             }],
+            claims: BTreeSet::new(),
         }
     }
 

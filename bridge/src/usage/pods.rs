@@ -17,13 +17,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use bridge_core::{BoundPod, PodSource, PodUid, Pods};
+use bridge_core::{BoundPod, ClaimName, NamedClaims, PodPhase, PodSource, PodUid, Pods};
 use kube::Client;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
+use self::shape::Shown;
 use super::{TELL_AGAIN, Told, tell};
 use crate::arbiter::{self, Handle, Observation};
 
@@ -41,9 +42,9 @@ const EVENT_BOUND: usize = 64;
 #[derive(Debug)]
 enum Event {
     /// All pods there are.
-    Listed(Vec<BoundPod>),
+    Listed(Vec<Shown>),
     /// One was made or changed.
-    Applied(BoundPod),
+    Applied(Shown),
     /// One is gone.
     Gone(PodUid),
     /// The watch runs: what was missed comes now.
@@ -52,7 +53,16 @@ enum Event {
     Lost,
 }
 
-/// Follows the pods bound to `node`, tells the pool, and puts them into `out`, where `None` stands for "not known".
+/// Where else the pods go than to the pool. `None` stands for "not known".
+#[derive(Debug)]
+pub struct PodsOut {
+    /// The pods.
+    pub pods: watch::Sender<Option<Pods>>,
+    /// The claims that the live ones name.
+    pub claims: watch::Sender<Option<NamedClaims>>,
+}
+
+/// Follows the pods bound to `node`, tells the pool, and puts them into `out`.
 ///
 /// Needs the right to list and watch `pods`. `kubelet_dir` is the kubelet's root folder, with `pods-api/` in it.
 ///
@@ -63,7 +73,7 @@ pub async fn run_pods(
     node: String,
     kubelet_dir: PathBuf,
     handle: Handle,
-    out: watch::Sender<Option<Pods>>,
+    out: PodsOut,
     stop: CancellationToken,
 ) -> Result<(), arbiter::Error> {
     let (to_api, from_api) = mpsc::channel(EVENT_BOUND);
@@ -72,6 +82,7 @@ pub async fn run_pods(
         api: Source::default(),
         kubelet: Source::default(),
         seen_by_api: BTreeSet::new(),
+        named: BTreeMap::new(),
         latest: None,
     };
     tokio::select! {
@@ -87,7 +98,7 @@ async fn tell_for_ever(
     mut from_api: mpsc::Receiver<Event>,
     mut from_kubelet: mpsc::Receiver<Event>,
     handle: Handle,
-    out: watch::Sender<Option<Pods>>,
+    out: PodsOut,
 ) -> Result<(), arbiter::Error> {
     let mut told: Option<Option<Pods>> = None;
     let mut due = Instant::now() + TELL_PERIOD;
@@ -98,7 +109,7 @@ async fn tell_for_ever(
                 due = due.min(Instant::now() + COALESCE);
             }
             Some(event) = from_kubelet.recv() => {
-                book.kubelet.take(event);
+                book.take_kubelet(event);
                 due = due.min(Instant::now() + COALESCE);
             }
             () = sleep_until(due) => {
@@ -107,8 +118,9 @@ async fn tell_for_ever(
                 let is_new = told.as_ref() != Some(&pods);
                 if is_new {
                     say(told.as_ref(), pods.as_ref());
-                    out.send_replace(pods.clone());
+                    out.pods.send_replace(pods.clone());
                 }
+                book.name_claims(pods.as_ref(), &out.claims);
                 due = now + TELL_PERIOD;
                 match tell(&handle, Observation::Pods(pods.clone())).await? {
                     Told::Taken => told = Some(pods),
@@ -164,10 +176,10 @@ impl Source {
             Event::Listed(pods) => {
                 self.pods = pods
                     .into_iter()
-                    .map(|bound| (bound.uid.clone(), bound))
+                    .map(|shown| (shown.bound.uid.clone(), shown.bound))
                     .collect();
             }
-            Event::Applied(bound) => {
+            Event::Applied(Shown { bound, .. }) => {
                 self.pods.insert(bound.uid.clone(), bound);
             }
             Event::Gone(uid) => {
@@ -186,14 +198,59 @@ struct Book {
     kubelet: Source,
     /// Pods that the API server has shown, as long as one of the two shows them.
     seen_by_api: BTreeSet<PodUid>,
+    /// The claims of each pod. The names that one source has shown stay while another, which may not have them all,
+    /// shows the pod.
+    named: BTreeMap<PodUid, BTreeSet<ClaimName>>,
     /// The last list from a running source, and when that was.
     latest: Option<(Pods, Instant)>,
 }
 
 impl Book {
     fn take_api(&mut self, event: Event) {
+        self.note_claims(&event);
         self.api.take(event);
         self.seen_by_api.extend(self.api.pods.keys().cloned());
+    }
+
+    fn take_kubelet(&mut self, event: Event) {
+        self.note_claims(&event);
+        self.kubelet.take(event);
+    }
+
+    fn note_claims(&mut self, event: &Event) {
+        let shown = match event {
+            Event::Listed(all) => all.as_slice(),
+            Event::Applied(one) => std::slice::from_ref(one),
+            Event::Gone(_) | Event::Running | Event::Lost => &[],
+        };
+        for shown in shown.iter().filter(|shown| !shown.claims.is_empty()) {
+            let known = self.named.entry(shown.bound.uid.clone()).or_default();
+            known.extend(shown.claims.iter().cloned());
+        }
+    }
+
+    /// Puts the claims of these pods into `out`, if they are other ones than before.
+    fn name_claims(&mut self, pods: Option<&Pods>, out: &watch::Sender<Option<NamedClaims>>) {
+        let (api, kubelet) = (&self.api.pods, &self.kubelet.pods);
+        self.named
+            .retain(|uid, _| api.contains_key(uid) || kubelet.contains_key(uid));
+        let now = pods.map(|pods| {
+            let live = pods
+                .pods
+                .iter()
+                .filter(|bound| bound.phase == PodPhase::Live);
+            let named = live.filter_map(|bound| self.named.get_key_value(&bound.uid));
+            NamedClaims {
+                by_pod: named
+                    .map(|(uid, names)| (uid.clone(), names.clone()))
+                    .collect(),
+            }
+        });
+        out.send_if_modified(|before| {
+            let changed = *before != now;
+            *before = now;
+            changed
+        });
     }
 
     /// The pods to believe in; `None` when no source has run for [`UNSYNCED_LIMIT`].

@@ -302,9 +302,7 @@ async fn adopted_as(
         text => std::fs::write(&path, text).unwrap(),
     }
     let successor = Successor::with(&wreck, 1, cdi_claims, unprepared).await;
-    let claims = Claims {
-        claims: vec![claim("claim-1")],
-    };
+    let claims = Claims::all(vec![claim("claim-1")]);
     successor.claims.send_replace(Some(claims));
     successor.serves().await;
     let phases = successor.arbiter.phases();

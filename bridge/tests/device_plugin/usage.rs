@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bridge_core::{Phase, PodPhase, PodSource, Pods, Process};
 use gpu_bridge::arbiter::Handle;
-use gpu_bridge::usage::{self, PodResources};
+use gpu_bridge::usage::{self, PodResources, PodsOut};
 use serde_json::json;
 use testkit::{ApiServer, Kubelet, Pod, eventually};
 use tokio::sync::watch;
@@ -27,6 +27,11 @@ impl Usage {
         let config = kube::Config::new(api.url().parse().unwrap());
         let client = kube::Client::try_from(config).unwrap();
         let (out, pods) = watch::channel(None);
+        let (named_out, _) = watch::channel(None);
+        let out = PodsOut {
+            pods: out,
+            claims: named_out,
+        };
         let mut tasks = JoinSet::new();
         let (listing, for_listing) = (resources.clone(), handle.clone());
         let bound = pods.clone();

@@ -408,9 +408,10 @@ fn prepared(claims: &[&str]) -> String {
 
 async fn adopted_claims(prepared: String, unprepared: &[&str]) -> Vec<Phase> {
     let node = Node {
-        claims: Some(Claims {
-            claims: vec![allocated("one", "gpu-0"), allocated("two", "gpu-1")],
-        }),
+        claims: Some(Claims::all(vec![
+            allocated("one", "gpu-0"),
+            allocated("two", "gpu-1"),
+        ])),
         prepared: Some(prepared),
         unprepared: unprepared
             .iter()

@@ -53,6 +53,27 @@ async fn a_pod_served_by_an_extended_resource_claim_owns_no_id() {
 }
 
 #[tokio::test]
+async fn the_claims_that_live_pods_name_are_told_and_generated_ones_once_they_exist() {
+    let world = World::serving().await;
+    let mut shown = in_api("a", 0, "Pending");
+    shown["spec"]["resourceClaims"] = serde_json::json!([
+        {"name": "own", "resourceClaimName": "shared"},
+        {"name": "made", "resourceClaimTemplateName": "one-gpu"},
+    ]);
+    world.api.put("pods", shown.clone());
+    world.wait_for_claims(&["train/shared"]).await;
+    shown["status"]["resourceClaimStatuses"] =
+        serde_json::json!([{"name": "made", "resourceClaimName": "a-made-x7"}]);
+    world.api.put("pods", shown.clone());
+    world
+        .wait_for_claims(&["train/a-made-x7", "train/shared"])
+        .await;
+    shown["status"]["phase"] = "Succeeded".into();
+    world.api.put("pods", shown);
+    world.wait_for_claims(&[]).await;
+}
+
+#[tokio::test]
 async fn a_pod_that_only_the_kubelet_knows_counts_as_alive() {
     let world = World::serving().await;
     world.kubelet.admit(pod("a", 1)).await.unwrap();

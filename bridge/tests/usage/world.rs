@@ -7,14 +7,14 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use bridge_core::{
-    Gpu, Hold, HoldKind, Inventory, Ledger, Mode, Pods, Pool, Processes, Settings, Status, UnitId,
-    UnitProcesses,
+    Gpu, Hold, HoldKind, Inventory, Ledger, Mode, NamedClaims, Pods, Pool, Processes, Settings,
+    Status, UnitId, UnitProcesses,
 };
 use gpu_bridge::arbiter::{self, Call, Handle, Observation};
 use gpu_bridge::cdi::{CdiFiles, Roots};
 use gpu_bridge::device_plugin::{self, RegistrationState};
 use gpu_bridge::store::{BootId, Store};
-use gpu_bridge::usage::{self, PodResources};
+use gpu_bridge::usage::{self, PodResources, PodsOut};
 use kube::Client;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -226,6 +226,7 @@ pub(crate) struct World {
     pub(crate) api: ApiServer,
     pub(crate) arbiter: Arbiter,
     pub(crate) pods: watch::Receiver<Option<Pods>>,
+    pub(crate) named: watch::Receiver<Option<NamedClaims>>,
     pub(crate) folder: TempDir,
     _registration: watch::Receiver<RegistrationState>,
     tasks: JoinSet<()>,
@@ -277,6 +278,11 @@ impl World {
 
         let resources = PodResources::new(&root, NODE.to_owned());
         let (out, pods) = watch::channel(None);
+        let (named_out, named) = watch::channel(None);
+        let out = PodsOut {
+            pods: out,
+            claims: named_out,
+        };
         let list_now = usage::ask_about(resources.clone(), arbiter.handle.status(), pods.clone());
         let (state, registration) = watch::channel(RegistrationState::default());
         let plugin = device_plugin::run(
@@ -312,6 +318,7 @@ impl World {
             api,
             arbiter,
             pods,
+            named,
             folder,
             _registration: registration,
             tasks,
@@ -331,6 +338,24 @@ impl World {
 
     pub(crate) fn stop(&self) -> CancellationToken {
         self.stop.clone()
+    }
+
+    /// Waits until the live pods name these claims and no others.
+    pub(crate) async fn wait_for_claims(&self, names: &[&str]) {
+        let mut named = self.named.clone();
+        let is_so = |named: &Option<NamedClaims>| {
+            let all = named
+                .iter()
+                .flat_map(|named| named.by_pod.values().flatten());
+            let all = all.map(|name| format!("{}/{}", name.namespace, name.name));
+            named.is_some() && all.collect::<Vec<_>>() == names
+        };
+        let waited = tokio::time::timeout(DEADLINE, named.wait_for(is_so)).await;
+        assert!(
+            waited.is_ok(),
+            "{names:?} never came: {:?}",
+            self.named.borrow()
+        );
     }
 
     /// Waits until the list of pods is as wanted.

@@ -187,9 +187,7 @@ impl Daemon {
     }
 
     pub(super) fn see_claims(&mut self, claims: &[AllocatedClaim]) {
-        let claims = Claims {
-            claims: claims.to_vec(),
-        };
+        let claims = Claims::all(claims.to_vec());
         self.act(|t| t.observe_claims(Some(claims)));
     }
 

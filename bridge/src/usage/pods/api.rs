@@ -3,10 +3,11 @@
 //! Not `kube::runtime::watcher`: after a break that one does not say when its watch runs again, and here this decides
 //! whether a pod that is not shown counts as gone.
 
+use std::collections::BTreeSet;
 use std::pin::pin;
 use std::time::Duration;
 
-use bridge_core::{BoundPod, PodUid};
+use bridge_core::PodUid;
 use futures::TryStreamExt as _;
 use k8s_openapi::api::core::v1::{Container, Pod};
 use kube::api::{ListParams, WatchParams};
@@ -16,7 +17,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tracing::warn;
 
-use super::shape::{Asking, MIRROR_ANNOTATION, Role, SIDECAR_POLICY, Shape};
+use super::shape::{Asking, MIRROR_ANNOTATION, Role, SIDECAR_POLICY, Shape, Shown};
 use super::{Event, UNSYNCED_LIMIT};
 use crate::uds::Throttle;
 use crate::usage::{LOG_AGAIN, RESOURCE, chain};
@@ -123,7 +124,7 @@ impl Follower {
         self.watch(from, version).await
     }
 
-    async fn list(&self) -> Result<(Vec<BoundPod>, String), String> {
+    async fn list(&self) -> Result<(Vec<Shown>, String), String> {
         let mut pods = Vec::new();
         let mut params = ListParams::default().fields(&self.fields).limit(PAGE_SIZE);
         loop {
@@ -132,7 +133,7 @@ impl Follower {
                 Ok(Err(error)) => return Err(chain(&error)),
                 Ok(Ok(page)) => page,
             };
-            pods.extend(page.items.iter().filter_map(bound));
+            pods.extend(page.items.iter().filter_map(shown));
             match page.metadata.continue_.filter(|token| !token.is_empty()) {
                 Some(token) => params = params.continue_token(&token),
                 None => {
@@ -185,7 +186,7 @@ impl Follower {
             let told = match event {
                 WatchEvent::Added(pod) | WatchEvent::Modified(pod) => {
                     advance(version, &pod);
-                    bound(&pod).map(Event::Applied)
+                    shown(&pod).map(Event::Applied)
                 }
                 WatchEvent::Deleted(pod) => {
                     advance(version, &pod);
@@ -235,7 +236,7 @@ fn uid(pod: &Pod) -> &str {
         .map_or(own, String::as_str)
 }
 
-fn bound(pod: &Pod) -> Option<BoundPod> {
+fn shown(pod: &Pod) -> Option<Shown> {
     let spec = pod.spec.as_ref()?;
     let status = pod.status.as_ref();
     let claim = status.and_then(|status| status.extended_resource_claim_status.as_ref());
@@ -279,6 +280,26 @@ fn bound(pod: &Pod) -> Option<BoundPod> {
             })
             .collect(),
         started: statuses.count() > 0,
+        claims: claims_of(pod),
     };
-    shape.bound()
+    shape.shown()
+}
+
+/// The claims that a pod names itself, those that were generated for it, and the one that stands for its counts.
+fn claims_of(pod: &Pod) -> BTreeSet<String> {
+    let spec = pod.spec.iter();
+    let named = spec.flat_map(|spec| spec.resource_claims.iter().flatten());
+    let status = pod.status.as_ref();
+    let generated = status.and_then(|status| status.resource_claim_statuses.as_ref());
+    let counted = status.and_then(|status| status.extended_resource_claim_status.as_ref());
+    named
+        .filter_map(|claim| claim.resource_claim_name.clone())
+        .chain(
+            generated
+                .into_iter()
+                .flatten()
+                .filter_map(|claim| claim.resource_claim_name.clone()),
+        )
+        .chain(counted.map(|claim| claim.resource_claim_name.clone()))
+        .collect()
 }

@@ -1,9 +1,10 @@
 //! The kubelet's own Pods API (KEP-4188).
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Duration;
 
-use bridge_core::{BoundPod, PodUid};
+use bridge_core::PodUid;
 use legacy_proto::pod_subset::{self, Pod};
 use legacy_proto::pods::pods_client::PodsClient;
 use legacy_proto::pods::{self, EventType, WatchPodsEvent, WatchPodsRequest};
@@ -15,7 +16,7 @@ use tonic::{Code, Streaming};
 use tracing::{debug, info};
 
 use super::Event;
-use super::shape::{Asking, Role, SIDECAR_POLICY, Shape};
+use super::shape::{Asking, Role, SIDECAR_POLICY, Shape, Shown};
 use crate::uds::{self, Throttle};
 use crate::usage::{LOG_AGAIN, RESOURCE, status_text};
 
@@ -120,14 +121,14 @@ async fn watch(
 async fn first_pods(
     stream: &mut Streaming<WatchPodsEvent>,
     node: &str,
-) -> Result<Vec<BoundPod>, tonic::Status> {
+) -> Result<Vec<Shown>, tonic::Status> {
     let mut pods = Vec::new();
     while let Some(event) = stream.message().await? {
         if event.r#type() == EventType::InitialSyncComplete {
             return Ok(pods);
         }
-        if let Some(Event::Applied(bound)) = read(&event, node).map_err(tonic::Status::internal)? {
-            pods.push(bound);
+        if let Some(Event::Applied(shown)) = read(&event, node).map_err(tonic::Status::internal)? {
+            pods.push(shown);
         }
     }
     Err(tonic::Status::unavailable(
@@ -139,7 +140,7 @@ async fn first_pods(
 fn read(event: &WatchPodsEvent, node: &str) -> Result<Option<Event>, String> {
     let pod = || Pod::decode(event.pod.as_slice()).map_err(|error| format!("a pod: {error}"));
     match event.r#type() {
-        EventType::Added | EventType::Modified => Ok(bound(&pod()?, node).map(Event::Applied)),
+        EventType::Added | EventType::Modified => Ok(shown(&pod()?, node).map(Event::Applied)),
         EventType::Deleted => {
             let uid = pod()?.metadata.unwrap_or_default().uid;
             Ok(PodUid::new(uid).ok().map(Event::Gone))
@@ -148,7 +149,7 @@ fn read(event: &WatchPodsEvent, node: &str) -> Result<Option<Event>, String> {
     }
 }
 
-fn bound(pod: &Pod, node: &str) -> Option<BoundPod> {
+fn shown(pod: &Pod, node: &str) -> Option<Shown> {
     let metadata = pod.metadata.as_ref()?;
     let spec = pod.spec.clone().unwrap_or_default();
     // A static pod may lack it; every pod that the kubelet has is bound to its node.
@@ -192,6 +193,21 @@ fn bound(pod: &Pod, node: &str) -> Option<BoundPod> {
             .collect(),
         started: !status.container_statuses.is_empty()
             || !status.init_container_statuses.is_empty(),
+        claims: claims_of(&spec, &status),
     };
-    shape.bound()
+    shape.shown()
+}
+
+/// The claims that a pod names itself, those that were generated for it, and the one that stands for its counts.
+fn claims_of(spec: &pod_subset::PodSpec, status: &pod_subset::PodStatus) -> BTreeSet<String> {
+    let named = spec.resource_claims.iter();
+    let generated = status.resource_claim_statuses.iter();
+    let counted = status.extended_resource_claim_status.iter();
+    named
+        .map(|claim| claim.resource_claim_name.clone())
+        .chain(generated.map(|claim| claim.resource_claim_name.clone()))
+        .chain(counted.map(|claim| claim.resource_claim_name.clone()))
+        // What proto3 leaves out is empty: a claim that is generated, and is not there yet.
+        .filter(|name| !name.is_empty())
+        .collect()
 }

@@ -1,6 +1,8 @@
 //! What a pod may own, whichever source shows it.
 
-use bridge_core::{BoundPod, PodName, PodPhase, PodUid};
+use std::collections::BTreeSet;
+
+use bridge_core::{BoundPod, ClaimName, PodName, PodPhase, PodUid};
 
 /// A quantity that can't be read counts as this: the pod asks for something.
 const UNREADABLE: u32 = 1;
@@ -24,6 +26,15 @@ pub(super) struct Shape<'a> {
     pub(super) phase: &'a str,
     pub(super) containers: Vec<Asking<'a>>,
     pub(super) started: bool,
+    /// Names of the claims that it uses, as far as they exist.
+    pub(super) claims: BTreeSet<String>,
+}
+
+/// A pod as a source shows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Shown {
+    pub(super) bound: BoundPod,
+    pub(super) claims: BTreeSet<ClaimName>,
 }
 
 /// A container, and its limit of our resource where it has one and no claim serves it.
@@ -43,7 +54,18 @@ pub(super) enum Role {
 
 impl Shape<'_> {
     /// `None`: it has no usable UID, so it is no pod of a kubelet.
-    pub(super) fn bound(&self) -> Option<BoundPod> {
+    pub(super) fn shown(&self) -> Option<Shown> {
+        let named = |name: &String| ClaimName {
+            namespace: self.namespace.to_owned(),
+            name: name.clone(),
+        };
+        Some(Shown {
+            bound: self.bound()?,
+            claims: self.claims.iter().map(named).collect(),
+        })
+    }
+
+    fn bound(&self) -> Option<BoundPod> {
         Some(BoundPod {
             pod: PodName {
                 namespace: self.namespace.to_owned(),

@@ -352,9 +352,7 @@ impl World {
             reserved_for: claim.reserved_for.clone(),
         };
         let claims = self.claims.iter().filter(|claim| claim.allocated);
-        Claims {
-            claims: claims.map(allocated).collect(),
-        }
+        Claims::all(claims.map(allocated).collect())
     }
 
     pub(super) fn listing(&self) -> Listing {

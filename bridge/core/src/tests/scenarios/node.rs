@@ -8,9 +8,9 @@ use super::super::kit::{
 use super::words;
 use crate::{
     Adoption, AllocateOutcome, AllocateRequest, AllocatedClaim, BoundPod, CheckpointedDevices,
-    CheckpointedResponse, Claims, Evidence, Inventory, Ledger, ListedClaim, ListedDevice,
-    ListedPod, Listing, Patience, PodPhase, PodSource, PodUid, Pods, Pool, PrepareRequest, Process,
-    Processes, Settings, Transition, UnitProcesses,
+    CheckpointedResponse, ClaimScope, Claims, Evidence, Inventory, Ledger, ListedClaim,
+    ListedDevice, ListedPod, Listing, Patience, PodPhase, PodSource, PodUid, Pods, Pool,
+    PrepareRequest, Process, Processes, Settings, Transition, UnitProcesses,
 };
 
 const COMMANDS: [&str; 23] = [
@@ -60,6 +60,8 @@ pub(super) struct Node {
     uids: BTreeMap<String, PodUid>,
     listed: BTreeMap<String, ListedPod>,
     claims: Option<BTreeMap<String, AllocatedClaim>>,
+    /// The claims that were read, where they are noticed at bind; `None`: all are watched.
+    read: Option<BTreeSet<crate::ClaimUid>>,
     /// The open Prepare calls, by claim.
     calls: BTreeMap<String, PrepareRequest>,
     checkpoint: Vec<CheckpointedDevices>,
@@ -85,6 +87,7 @@ impl Default for Node {
             uids: BTreeMap::new(),
             listed: BTreeMap::new(),
             claims: Some(BTreeMap::new()),
+            read: None,
             calls: BTreeMap::new(),
             checkpoint: Vec::new(),
             dra_state: Some(BTreeSet::new()),
@@ -340,10 +343,13 @@ impl Node {
     fn claims(&mut self, rest: &[&str]) -> Result<(), String> {
         match rest {
             ["unknown"] => self.claims = None,
+            ["read-one-by-one"] => self.read = Some(BTreeSet::new()),
             [claim, "gone"] => {
+                self.note_read(claim);
                 self.claims.get_or_insert_default().remove(*claim);
             }
             [claim, words @ ..] => {
+                self.note_read(claim);
                 let (devices, pods) = match words.iter().position(|word| *word == "for") {
                     Some(place) => (&words[..place], &words[place + 1..]),
                     None => (words, &words[..0]),
@@ -370,9 +376,20 @@ impl Node {
         Ok(())
     }
 
+    fn note_read(&mut self, claim: &str) {
+        if let Some(read) = &mut self.read {
+            read.insert(claim_ref(claim).uid);
+        }
+    }
+
     fn send_claims(&mut self) {
+        let scope = match &self.read {
+            None => ClaimScope::All,
+            Some(read) => ClaimScope::Read(read.clone()),
+        };
         let claims = self.claims.as_ref().map(|claims| Claims {
             claims: claims.values().cloned().collect(),
+            scope,
         });
         self.act(|t| t.observe_claims(claims));
     }
@@ -528,9 +545,7 @@ impl Node {
                 pods: pods.values().cloned().collect(),
             },
             checkpoint: self.checkpoint.clone(),
-            claims: Claims {
-                claims: claims.values().cloned().collect(),
-            },
+            claims: Claims::all(claims.values().cloned().collect()),
             prepared: self.dra_state.clone(),
             unprepared: self.unprepared.clone(),
         };
