@@ -137,9 +137,12 @@ impl Transition {
         };
         let unit = unit.clone();
         let bind = match &hold.kind {
-            // A listing from before the answer names the pod that had the id before.
+            // A listing from before the answer names the pod that had the id before. One that was under way when the
+            // call came does too, and is told after the answer; that pod has ended, or the id would not be given.
             HoldKind::Granted { .. } => {
-                self.pool.is_listed_since_answer(&unit) && self.pool.is_owed(listed, id)
+                self.pool.is_listed_since_answer(&unit)
+                    && self.pool.is_owed(listed, id)
+                    && !self.pool.has_ended(pod)
             }
             // The UID is filled in once a pod list names it.
             HoldKind::Bound { pod: known, .. } if known.name == pod.name => {

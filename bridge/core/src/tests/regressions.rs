@@ -536,3 +536,27 @@ fn a_listing_from_before_the_answer_does_not_give_the_unit_to_the_pod_before() {
         "pod-resources never lists an init container, and pod-b is there"
     );
 }
+
+#[test]
+fn a_listing_that_was_under_way_does_not_give_the_unit_to_the_pod_that_has_ended() {
+    let mut daemon = Daemon::with_gpus(2, all_legacy());
+    daemon.see_pods(&[live("pod-a", 1)]);
+    daemon.granted("GPU-1", &listing(&[]));
+    daemon.pass(1);
+    daemon.list(&listing(&[("pod-a", &["GPU-1"])]));
+    // pod-a has ended, and the kubelet gives its id to the init container of pod-b before the pod list says so.
+    daemon.pass(1);
+    assert_eq!(daemon.granted("GPU-1", &listing(&[])), "GPU-0");
+    daemon.see_pods(&[live("pod-b", 1)]);
+    // The kubelet had begun this answer before.
+    daemon.list(&listing(&[("pod-a", &["GPU-1"])]));
+    for _ in 0..3 {
+        daemon.pass(1);
+        daemon.list(&listing(&[]));
+    }
+    assert_eq!(
+        daemon.holds("GPU-0"),
+        "Granted GPU-1",
+        "pod-b runs, and no list ever shows it"
+    );
+}
