@@ -6,6 +6,7 @@
 
 mod conditions;
 mod feeds;
+mod lookout;
 mod preview;
 
 use std::collections::BTreeSet;
@@ -97,7 +98,9 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
         client,
         stop: &stop,
     };
-    faces.start(&mut tasks, &store, on_disk, scans, waiting);
+    faces
+        .start(&mut tasks, &store, on_disk, scans, waiting)
+        .await?;
     info!(
         node = options.node_name,
         mode = config.settings.mode.as_str(),
@@ -358,18 +361,31 @@ struct Faces<'a> {
 }
 
 impl Faces<'_> {
-    fn start(
+    async fn start(
         &self,
         tasks: &mut Tasks,
         store: &Arc<Store>,
         on_disk: OnDisk,
         scans: watch::Receiver<Scan>,
         waiting: watch::Sender<String>,
-    ) {
+    ) -> anyhow::Result<()> {
         let resources =
             usage::PodResources::new(&self.options.kubelet_dir, self.options.node_name.clone());
         let (claims, pods) = self.follow(tasks);
-        self.start_device_plugin(tasks, &resources, pods.clone());
+        let (registration, registered) =
+            watch::channel(device_plugin::RegistrationState::default());
+        let (_, handle, stop) = self.own();
+        let mut lookout = lookout::new(
+            self.options,
+            resources.clone(),
+            pods.clone(),
+            registered.clone(),
+            handle,
+        );
+        // Before the faces: nothing is offered beside another daemon that was there first.
+        lookout.look().await?;
+        tasks.spawn(lookout::run(lookout, stop));
+        self.start_device_plugin(tasks, &resources, pods.clone(), registration, registered);
         self.start_dra(tasks);
         let (_, handle, stop) = self.own();
         let (listing, bound) = (resources.clone(), pods.clone());
@@ -390,6 +406,7 @@ impl Faces<'_> {
             scans,
         };
         self.adopt(tasks, resources, leftovers, (claims, pods), waiting);
+        Ok(())
     }
 
     /// Follows the claims allocated here and the pods bound here.
@@ -453,6 +470,8 @@ impl Faces<'_> {
         tasks: &mut Tasks,
         resources: &usage::PodResources,
         pods: watch::Receiver<Option<Pods>>,
+        state: watch::Sender<device_plugin::RegistrationState>,
+        seen: watch::Receiver<device_plugin::RegistrationState>,
     ) {
         let settings = device_plugin::Settings {
             folder: self.options.device_plugin_dir.clone(),
@@ -463,7 +482,6 @@ impl Faces<'_> {
                 .map_or_else(|| "node".to_owned(), ToString::to_string),
         };
         let list_now = usage::ask_about(resources.clone(), self.handle.status(), pods);
-        let (state, seen) = watch::channel(device_plugin::RegistrationState::default());
         self.start_node_status(tasks, resources, seen.clone());
         let (_, handle, stop) = self.own();
         tasks.spawn(async move {

@@ -18,6 +18,7 @@ pub mod device_plugin;
 pub mod dra;
 pub mod follow;
 pub mod inventory;
+pub mod rivals;
 pub mod store;
 pub mod uds;
 pub mod usage;

@@ -12,9 +12,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use bridge_core::{
-    ClaimOffer, ClaimRef, ClaimUid, CountedOffer, DeviceId, DeviceName, ForeignCause, Former, Gpu,
-    Health, Hold, HoldKind, Limits, Mode, Offers, PodName, PodRef, PodUid, Settings, Side,
-    Standing, Status, Taint, TaintReason, UnitId, UnitState, UnitStatus, Weights,
+    ClaimOffer, ClaimRef, ClaimUid, CountedOffer, DeviceId, DeviceName, Face, ForeignCause, Former,
+    Gpu, Health, Hold, HoldKind, Limits, Mode, Offers, PodName, PodRef, PodUid, Rival, Settings,
+    Side, Standing, Status, Taint, TaintReason, UnitId, UnitState, UnitStatus, Weights,
 };
 use expect_test::expect_file;
 use gpu_bridge::admin::{
@@ -122,6 +122,11 @@ fn some_of_everything() -> Status {
     units.push(unit_status(10, Side::Dra, UnitState::Lost, vec![]));
     Status {
         standing: Standing::Serving,
+        rivals: vec![Rival {
+            face: Face::Legacy,
+            place: "/k/device-plugins/nvidia-gpu.sock".to_owned(),
+            owner: Some("pod kube-system/plugin-x".to_owned()),
+        }],
         generation: 12,
         settings: Settings {
             mode: Mode::Both,

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// Modules of `bridge/src`, and which others each may import. The table of ARCHITECTURE.md, as data.
-const MODULES: [(&str, &[&str]); 14] = [
+const MODULES: [(&str, &[&str]); 15] = [
     // The verbs `ledger` and `check-config` read one file each, without a daemon.
     ("cli", &["daemon", "admin", "store", "config"]),
     (
@@ -24,6 +24,7 @@ const MODULES: [(&str, &[&str]); 14] = [
             "dra",
             "follow",
             "inventory",
+            "rivals",
             "store",
             "uds",
             "usage",
@@ -40,6 +41,7 @@ const MODULES: [(&str, &[&str]); 14] = [
     // List and watch of whatever kind: it names no object.
     ("follow", &[]),
     ("usage", &["arbiter", "uds"]),
+    ("rivals", &["arbiter", "uds"]),
     ("uds", &[]),
     ("admin", &["arbiter", "uds"]),
     ("metrics", &["arbiter"]),

@@ -90,12 +90,19 @@ impl Transition {
         }
         let mut draft = self.clone();
         draft.free_foreign();
-        match draft.allocate_all(request, evidence) {
-            Ok(grants) => {
+        let granted = draft.allocate_all(request, evidence);
+        match (granted, self.pool.rival_refusal()) {
+            (Ok(grants), Some(refusal))
+                if !grants.iter().all(|grant| self.pool.has_granted(grant)) =>
+            {
+                AllocateOutcome::Refused(refusal)
+            }
+            (Ok(grants), _) => {
                 *self = draft;
                 AllocateOutcome::Granted(grants)
             }
-            Err(outcome) => outcome,
+            (Err(AllocateOutcome::Wait), Some(refusal)) => AllocateOutcome::Refused(refusal),
+            (Err(outcome), _) => outcome,
         }
     }
 

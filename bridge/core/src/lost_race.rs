@@ -113,7 +113,8 @@ impl Refusal {
             | Self::UnknownDevice { .. }
             | Self::UnitLost { .. }
             | Self::WaitingForAdoption
-            | Self::LedgerUnreadable => false,
+            | Self::LedgerUnreadable
+            | Self::OtherRegistrant { .. } => false,
         }
     }
 }

@@ -177,6 +177,9 @@ impl Pool {
         if on_offer {
             return None;
         }
+        if !self.is_open() {
+            return Some(TaintReason::Closed);
+        }
         match self.side_of(unit) {
             Some(Side::Legacy | Side::Lowering | Side::Dark) => Some(TaintReason::Counted),
             Some(Side::Dra | Side::Rest | Side::Yielding) | None => Some(TaintReason::Closed),

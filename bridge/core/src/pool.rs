@@ -9,6 +9,7 @@ use crate::id::{ClaimRef, ClaimUid, DeviceId, UnitId};
 use crate::ledger::{Access, Ledger, Side, UnitKind};
 use crate::lost_race::LostRaces;
 use crate::report::{EndCause, Report};
+use crate::rival::Rivalry;
 use crate::settings::{Face, Settings};
 use crate::steer::Motion;
 
@@ -44,6 +45,7 @@ pub(crate) enum Presence {
 pub(crate) struct Seen {
     pub(crate) motion: Motion,
     pub(crate) lost: LostRaces,
+    pub(crate) rivalry: Option<Rivalry>,
     pub(crate) presence: BTreeMap<UnitId, Presence>,
     pub(crate) listing: Option<Listing>,
     /// Uptime at which that listing was taken.
@@ -268,7 +270,7 @@ impl Pool {
 
     /// The free units of a side that its face may show now, in order: present, unheld, and within mode and limit.
     pub(crate) fn on_offer(&self, face: Face) -> Vec<&UnitId> {
-        if self.standing != Standing::Serving || !self.settings.mode.opens(face) {
+        if !self.is_open() || !self.settings.mode.opens(face) {
             return Vec::new();
         }
         let mut free: Vec<&UnitId> = self

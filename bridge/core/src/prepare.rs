@@ -77,6 +77,11 @@ impl Transition {
             Ok(devices) => devices,
             Err(refusal) => return PrepareOutcome::Refused(refusal),
         };
+        if let Some(refusal) = self.pool.rival_refusal()
+            && !self.pool.has_prepared(&request.claim, &devices)
+        {
+            return PrepareOutcome::Refused(refusal);
+        }
         for device in devices
             .iter()
             .filter(|device| device.access == Access::Owner)

@@ -4,6 +4,7 @@ use std::fmt;
 
 use crate::hold::{ForeignCause, Former, Hold, HoldKind};
 use crate::id::{ClaimRef, DeviceId, DeviceName, UnitId};
+use crate::rival::{RIVAL_GONE, Rival};
 
 /// Why a call was not granted. `Display` is the sentence for the pod's event: what failed, why, what to do next.
 /// It names the kind of the holder, never another tenant's pod.
@@ -83,6 +84,11 @@ pub enum Refusal {
     WaitingForAdoption,
     /// The ledger is there and can't be read.
     LedgerUnreadable,
+    /// Another daemon on this node serves the resource or the driver too.
+    OtherRegistrant {
+        /// Who.
+        rival: Rival,
+    },
 }
 
 /// What kind of holder stands in the way.
@@ -145,11 +151,12 @@ impl Refusal {
             Self::CountedPodsFirst { .. } => "CountedPodsFirst",
             Self::WaitingForAdoption => "WaitingForAdoption",
             Self::LedgerUnreadable => "LedgerUnreadable",
+            Self::OtherRegistrant { .. } => "OtherRegistrant",
         }
     }
 
     /// Every reason, for metrics that start at zero and for the guide's test.
-    pub const REASONS: [&'static str; 10] = [
+    pub const REASONS: [&'static str; 11] = [
         "UnknownDeviceId",
         "RepeatedDeviceId",
         "NoFreeUnit",
@@ -160,13 +167,16 @@ impl Refusal {
         "CountedPodsFirst",
         "WaitingForAdoption",
         "LedgerUnreadable",
+        "OtherRegistrant",
     ];
 
     /// Whether the daemon itself is not ready, so that the caller should hear `UNAVAILABLE`.
     #[must_use]
     pub fn is_unavailable(&self) -> bool {
         match self {
-            Self::WaitingForAdoption | Self::LedgerUnreadable => true,
+            Self::WaitingForAdoption | Self::LedgerUnreadable | Self::OtherRegistrant { .. } => {
+                true
+            }
             Self::UnknownDeviceId { .. }
             | Self::RepeatedDeviceId { .. }
             | Self::NoFreeUnit { .. }
@@ -258,6 +268,12 @@ impl fmt::Display for Refusal {
             ),
             Self::LedgerUnreadable => f.write_str(
                 "the ledger of this node cannot be read, so no GPU is given out. The file is kept; gpu-bridge's log and /readyz say what to do.",
+            ),
+            Self::OtherRegistrant { rival } => write!(
+                f,
+                "another daemon serves {} on this node too, at {}, so gpu-bridge gives no GPU out. \
+                 Remove that daemon from the node, or gpu-bridge; once it is gone for {} s GPUs are given out again.",
+                rival.face.served_name(), rival.place, RIVAL_GONE.as_secs()
             ),
         }
     }

@@ -3,6 +3,7 @@
 use crate::hold::Former;
 use crate::id::{ClaimRef, DeviceId, PodRef, UnitId};
 use crate::lost_race::NotEvicted;
+use crate::rival::Rival;
 
 /// The named causes for which a hold may end (rule 7).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -167,6 +168,13 @@ pub enum Report {
         /// The unit.
         unit: UnitId,
     },
+    /// Another daemon serves our resource or our driver on this node: nothing new is given out.
+    OtherRegistrant {
+        /// Who.
+        rival: Rival,
+    },
+    /// No other daemon has been seen for a while: what is free is offered again.
+    RivalsGone,
     /// The pool serves from now on: what ran on the node was taken over.
     Adopted {
         /// Counted holds taken over.

@@ -20,6 +20,15 @@ impl Face {
             Self::Dra => "dra",
         }
     }
+
+    /// What users ask for through it: the resource, or the driver.
+    #[must_use]
+    pub fn served_name(self) -> &'static str {
+        match self {
+            Self::Legacy => "nvidia.com/gpu",
+            Self::Dra => "gpu.nvidia.com",
+        }
+    }
 }
 
 /// Which faces are open for new holders. A mode never touches who holds a unit already (rule 9).

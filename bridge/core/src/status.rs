@@ -7,6 +7,7 @@ use crate::hold::Hold;
 use crate::id::{ClaimRef, DeviceId, DeviceName, UnitId};
 use crate::ledger::Side;
 use crate::pool::{Pool, Standing};
+use crate::rival::Rival;
 use crate::settings::Settings;
 
 /// What a unit is in, in one word.
@@ -70,6 +71,8 @@ pub struct UnitStatus {
 pub struct Status {
     /// Whether it serves.
     pub standing: Standing,
+    /// Who else serves our names on this node: while there is somebody, nothing new is given out.
+    pub rivals: Vec<Rival>,
     /// Generation of the ledger.
     pub generation: u64,
     /// Settings in force.
@@ -103,6 +106,7 @@ impl Pool {
             .collect();
         Status {
             standing: self.standing(),
+            rivals: self.rivals().cloned().collect(),
             generation: ledger.generation,
             settings: self.settings().clone(),
             at,

@@ -71,6 +71,16 @@ impl Motion {
     }
 }
 
+impl Motion {
+    /// Nothing is shown that could move: what was measured counts for nothing, and begins anew with the next look.
+    fn pause(&mut self) {
+        self.lowered_since = None;
+        self.dark_since.clear();
+        self.turn = None;
+        self.wake_at = None;
+    }
+}
+
 /// One turn of those that share out what is free while things keep arriving.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Turn {
@@ -198,6 +208,10 @@ impl Transition {
     pub(crate) fn steer(&mut self) {
         self.note_arrivals();
         self.note_free();
+        if self.pool.seen.rivalry.is_some() {
+            self.pool.seen.motion.pause();
+            return;
+        }
         match self.pool.seen.motion.node {
             NodeView::Shown(_) if self.pool.may_move() => {}
             NodeView::NotYet if self.pool.may_move() => return,

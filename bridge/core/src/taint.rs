@@ -16,7 +16,7 @@ pub enum TaintReason {
     Lost,
     /// The claim that has it prepared is deallocated, or nobody uses it any more.
     Unpreparing,
-    /// The mode or a limit closes the face, or the daemon does not serve yet.
+    /// The mode or a limit closes the face, or the daemon gives nothing out now.
     Closed,
 }
 

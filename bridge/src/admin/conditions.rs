@@ -11,6 +11,8 @@ use tokio::sync::watch;
 pub enum ConditionName {
     /// The ledger was read or adopted, and the pool gives units out.
     LedgerServing,
+    /// No other daemon serves our resource or our driver on this node.
+    OnlyRegistrant,
     /// The NVML library is loaded and answers.
     NvmlAnswering,
     /// The kubelet knows the device plugin and listens to its list.
@@ -28,8 +30,9 @@ pub enum ConditionName {
 
 impl ConditionName {
     /// Every condition, in the order of the pages.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::LedgerServing,
+        Self::OnlyRegistrant,
         Self::NvmlAnswering,
         Self::DevicePluginRegistered,
         Self::DraPluginRegistered,
@@ -43,6 +46,7 @@ impl ConditionName {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::LedgerServing => "LedgerServing",
+            Self::OnlyRegistrant => "OnlyRegistrant",
             Self::NvmlAnswering => "NvmlAnswering",
             Self::DevicePluginRegistered => "DevicePluginRegistered",
             Self::DraPluginRegistered => "DraPluginRegistered",

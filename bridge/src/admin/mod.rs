@@ -21,6 +21,6 @@ pub use conditions::{Condition, ConditionName, Conditions};
 pub use listen::{ListenError, http_listener};
 pub use page::{
     ClaimOfferPage, ConditionPage, CountedOfferPage, HoldPage, HolderPage, LimitsPage, OffersPage,
-    ReadyPage, StatusPage, UnitPage, WeightsPage, standing,
+    ReadyPage, RivalPage, StatusPage, UnitPage, WeightsPage, standing,
 };
 pub use server::{HEALTHZ, Listeners, READYZ, STATUS, Sources, run};

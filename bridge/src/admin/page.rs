@@ -8,7 +8,7 @@ use std::time::SystemTime;
 
 use bridge_core::{
     ClaimOffer, ClaimRef, CountedOffer, ForeignCause, Former, Health, Hold, HoldKind, Offers,
-    PodRef, Standing, Status, UnitStatus,
+    PodRef, Rival, Standing, Status, UnitStatus,
 };
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -35,6 +35,10 @@ pub struct StatusPage {
     pub generation: u64,
     /// `Serving`, `WaitingForAdoption` or `LedgerUnreadable`.
     pub standing: String,
+    /// Other daemons that serve `nvidia.com/gpu` or `gpu.nvidia.com` on this node; while there is one, nothing is given
+    /// out.
+    #[serde(default)]
+    pub rivals: Vec<RivalPage>,
     /// Every unit of the node, in the order of the slice.
     pub units: Vec<UnitPage>,
     /// What the faces show.
@@ -61,6 +65,18 @@ pub struct WeightsPage {
     pub legacy: u32,
     /// Of the DRA face.
     pub dra: u32,
+}
+
+/// Another daemon that serves one of our names.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RivalPage {
+    /// Which of the two names it has: `legacy` (the resource) or `dra` (the driver).
+    pub face: String,
+    /// Where it shows: a socket, or what the kubelet counts.
+    pub place: String,
+    /// Its pod or process, where that is known.
+    pub owner: Option<String>,
 }
 
 /// One unit.
@@ -214,6 +230,7 @@ impl StatusPage {
             },
             generation: status.generation,
             standing: standing(status.standing).to_owned(),
+            rivals: status.rivals.iter().map(RivalPage::from).collect(),
             units: status.units.iter().map(UnitPage::from).collect(),
             offers: OffersPage::from(offers),
             conditions: condition_pages(conditions),
@@ -228,6 +245,16 @@ impl ReadyPage {
         Self {
             ready: conditions.values().all(|condition| condition.ok),
             conditions: condition_pages(conditions),
+        }
+    }
+}
+
+impl From<&Rival> for RivalPage {
+    fn from(rival: &Rival) -> Self {
+        Self {
+            face: rival.face.as_str().to_owned(),
+            place: rival.place.clone(),
+            owner: rival.owner.clone(),
         }
     }
 }

@@ -12,7 +12,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::serve::Listener;
 use axum::{Json, Router};
-use bridge_core::Standing;
+use bridge_core::{Face, RIVAL_GONE, Rival, Standing};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, UnixStream};
 use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore, watch};
@@ -164,12 +164,19 @@ async fn report_ledger(sources: &Sources) {
     let mut waiting_for = sources.waiting_for.clone();
     let mut may_change = true;
     loop {
-        let standing = status.borrow_and_update().standing;
+        let (standing, rivals) = {
+            let status = status.borrow_and_update();
+            (status.standing, status.rivals.clone())
+        };
         let missing = waiting_for.borrow_and_update().clone();
         let (ok, message) = ledger_condition(standing, &missing);
         sources
             .conditions
             .set(ConditionName::LedgerServing, ok, message);
+        let (ok, message) = rivals_condition(&rivals);
+        sources
+            .conditions
+            .set(ConditionName::OnlyRegistrant, ok, message);
         tokio::select! {
             changed = status.changed() => if changed.is_err() {
                 return;
@@ -194,6 +201,24 @@ fn ledger_condition(standing: Standing, missing: &str) -> (bool, String) {
                 .to_owned(),
         ),
     }
+}
+
+fn rivals_condition(rivals: &[Rival]) -> (bool, String) {
+    if rivals.is_empty() {
+        let names = [Face::Legacy, Face::Dra].map(Face::served_name);
+        let message = format!("nobody else serves {} on this node", names.join(" or "));
+        return (true, message);
+    }
+    let shown: Vec<String> = rivals
+        .iter()
+        .map(|rival| format!("{} at {rival}", rival.face.served_name()))
+        .collect();
+    let message = format!(
+        "OtherRegistrant: another daemon serves {}; nothing is given out until it is gone for {} s; see migration-guide/reasons/OtherRegistrant.md",
+        shown.join("; "),
+        RIVAL_GONE.as_secs()
+    );
+    (false, message)
 }
 
 /// The admin socket as a listener.

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bridge_core::{
-    Adoption, AllocateRequest, ClaimRef, Claims, DeviceId, DeviceName, Grant, Inventory, Listing,
-    Offers, Pods, PrepareRequest, PreparedDevice, Refusal, Status, UnitId,
+    Adoption, AllocateRequest, ClaimRef, Claims, DeviceId, DeviceName, Face, Grant, Inventory,
+    Listing, Offers, Pods, PrepareRequest, PreparedDevice, Refusal, Rival, Status, UnitId,
 };
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -99,6 +99,8 @@ pub enum Observation {
     Adoption(Box<Adoption>),
     /// Time to look at the processes.
     Processes,
+    /// Who else serves our names on this node now.
+    Rivals(BTreeSet<Rival>),
     /// The count of the resource in the own Node's status; `None` while it can't be seen or not be changed.
     Node(Option<u32>),
 }
@@ -146,6 +148,14 @@ pub struct Handle {
     status: watch::Receiver<Arc<Status>>,
     started: Instant,
     gate: Gate,
+    anew: Anew,
+}
+
+/// Counts how often each face was asked to register anew.
+#[derive(Debug, Clone)]
+struct Anew {
+    legacy: Arc<watch::Sender<u64>>,
+    dra: Arc<watch::Sender<u64>>,
 }
 
 impl Handle {
@@ -163,6 +173,10 @@ impl Handle {
             status,
             started,
             gate: Gate::new(),
+            anew: Anew {
+                legacy: Arc::new(watch::Sender::new(0)),
+                dra: Arc::new(watch::Sender::new(0)),
+            },
         }
     }
 
@@ -240,6 +254,24 @@ impl Handle {
     /// a `List` of pod-resources does no harm. It may take for ever.
     pub async fn no_allocate(&self) {
         self.gate.quiet().await;
+    }
+
+    /// Asks a face to register anew: the kubelet may listen to another daemon of the same name.
+    pub fn register_anew(&self, face: Face) {
+        self.anew(face).send_modify(|times| *times += 1);
+    }
+
+    /// Changes each time the face is asked to register anew.
+    #[must_use]
+    pub fn registers_anew(&self, face: Face) -> watch::Receiver<u64> {
+        self.anew(face).subscribe()
+    }
+
+    fn anew(&self, face: Face) -> &watch::Sender<u64> {
+        match face {
+            Face::Legacy => &self.anew.legacy,
+            Face::Dra => &self.anew.dra,
+        }
     }
 
     async fn ask<T>(

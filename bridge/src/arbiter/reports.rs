@@ -82,6 +82,20 @@ fn tell_one(report: &Report) {
             warn!(%unit, "a GPU does not answer any more; it stays listed as unhealthy")
         }
         Report::UnitReturned { unit } => info!(%unit, "a GPU answers again"),
+        Report::OtherRegistrant { rival } => {
+            warn!(
+                face = rival.face.as_str(),
+                place = rival.place,
+                owner = rival.owner,
+                reason = "OtherRegistrant",
+                "another daemon serves the same name on this node; nothing is given out while it is there"
+            );
+        }
+        Report::RivalsGone => {
+            info!(
+                "no other daemon serves the same name on this node any more; GPUs are given out again"
+            );
+        }
         Report::Adopted {
             counted,
             claims,

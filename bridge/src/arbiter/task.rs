@@ -410,6 +410,7 @@ impl Arbiter {
             let changed = shown.units != status.units
                 || shown.generation != status.generation
                 || shown.standing != status.standing
+                || shown.rivals != status.rivals
                 || shown.settings != status.settings;
             if changed {
                 *shown = Arc::new(status);
@@ -469,6 +470,7 @@ pub(super) fn observe(transition: &mut Transition, observation: Observation) {
         Observation::Adoption(adoption) => transition.adopt(*adoption),
         Observation::Processes => transition.observe_processes(),
         Observation::Node(count) => transition.observe_node(count),
+        Observation::Rivals(rivals) => transition.observe_rivals(rivals),
     }
 }
 

@@ -10,31 +10,12 @@ use std::time::Duration;
 use notify::{RecommendedWatcher, RecursiveMode, Watcher as _};
 use tokio::sync::Notify;
 
+#[cfg(test)]
+use crate::uds::Identity;
+
 /// How often the folder is looked at when no event tells of a change: events are lost when the folder itself is
 /// replaced, and where the kernel has no inotify instance left. Some stats per interval cost nothing.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
-
-/// Which file a path leads to; a file that was removed and made again has another one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Identity {
-    device: u64,
-    inode: u64,
-    /// File systems use inode numbers again at once, so the time tells as well. Not the change time: a `chmod`
-    /// makes no new file.
-    modified: (i64, i64),
-}
-
-impl Identity {
-    /// `None` when nothing is there.
-    pub(super) fn of(path: &Path) -> Option<Self> {
-        let metadata = fs::symlink_metadata(path).ok()?;
-        Some(Self {
-            device: metadata.dev(),
-            inode: metadata.ino(),
-            modified: (metadata.mtime(), metadata.mtime_nsec()),
-        })
-    }
-}
 
 /// Tells when files come or go in a folder, which may itself come and go.
 #[derive(Debug)]
@@ -180,21 +161,5 @@ mod tests {
             fs::File::create(&second).unwrap();
         });
         assert!(took < QUICK, "{took:?}");
-    }
-
-    #[test]
-    fn a_file_made_anew_has_another_identity() {
-        let folder = tempfile::tempdir().expect("a temporary folder");
-        let path = folder.path().join("kubelet.sock");
-        assert_eq!(Identity::of(&path), None);
-        fs::File::create(&path).unwrap();
-        let first = Identity::of(&path);
-        assert_eq!(first, Identity::of(&path));
-        // The clock of a file system ticks every few milliseconds, and a kubelet takes longer to restart.
-        testkit::eventually_blocking("another identity", Duration::from_secs(5), || {
-            fs::remove_file(&path).unwrap();
-            fs::File::create(&path).unwrap();
-            first != Identity::of(&path)
-        });
     }
 }

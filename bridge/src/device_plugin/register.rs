@@ -7,6 +7,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use bridge_core::Face;
 use legacy_proto::deviceplugin::registration_client::RegistrationClient;
 use legacy_proto::deviceplugin::{DIAL_TIMEOUT, KUBELET_SOCKET, RegisterRequest, VERSION};
 use tokio::sync::watch;
@@ -14,10 +15,10 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::endpoint::Endpoint;
-use super::folder::{FolderWatch, Identity};
+use super::folder::FolderWatch;
 use super::{ListNow, RESOURCE, Settings, wire};
 use crate::arbiter::Handle;
-use crate::uds::{self, Throttle};
+use crate::uds::{self, Identity, Throttle};
 
 /// The time limit of `Register`: the kubelet dials our socket within the call, and gives up on that earlier.
 const REGISTER_LIMIT: Duration = DIAL_TIMEOUT.saturating_add(Duration::from_secs(5));
@@ -28,6 +29,10 @@ const STREAM_LIMIT: Duration = Duration::from_secs(5);
 /// How long the stream may be missing. When it ends, the kubelet clears its side of the connection away first, and
 /// a registration that comes before that is refused.
 const STREAM_GRACE: Duration = Duration::from_secs(1);
+
+/// How long the kubelet may take to clear an ended connection away. Where another plugin of the resource is connected,
+/// one that ends after the new one has come would make the other the one that is asked.
+const CLEARED_WITHIN: Duration = Duration::from_secs(1);
 
 /// A registration that lasted this long has worked: the next failure is the first of a new row.
 const STABLE_AFTER: Duration = Duration::from_secs(10);
@@ -128,6 +133,7 @@ pub async fn run(
     let mut plugin = Plugin {
         watch: FolderWatch::new(settings.folder.clone()),
         settings,
+        anew: handle.registers_anew(Face::Legacy),
         handle,
         list_now,
         state,
@@ -175,6 +181,8 @@ enum Lost {
     KubeletRestarted,
     /// The kubelet's stream has ended, and no other came.
     StreamEnded,
+    /// It may listen to another plugin of the resource.
+    Displaced,
 }
 
 struct Plugin {
@@ -186,6 +194,8 @@ struct Plugin {
     serial: u32,
     started: u64,
     pause: Pause,
+    /// Changes when the kubelet may listen to another plugin.
+    anew: watch::Receiver<u64>,
     trouble: Throttle,
     /// Former sockets whose last calls are finishing. A registration must not wait for them.
     closing: JoinSet<()>,
@@ -237,6 +247,12 @@ impl Plugin {
                 ?lost,
                 "the kubelet has lost the device plugin"
             );
+            if lost == Lost::Displaced
+                && let Some(former) = current.take()
+            {
+                former.close().await;
+                tokio::time::sleep(CLEARED_WITHIN).await;
+            }
             if since.elapsed() >= STABLE_AFTER || lost == Lost::KubeletRestarted {
                 self.pause.reset();
             } else {
@@ -301,6 +317,7 @@ impl Plugin {
         let socket = self.settings.folder.join(KUBELET_SOCKET);
         let mut streams = endpoint.streams();
         let mut missing_since: Option<Instant> = None;
+        self.anew.mark_unchanged();
         loop {
             // A socket that is missing says nothing: a kubelet that starts removes the old one first.
             if Identity::of(&socket).is_some_and(|now| now != kubelet) {
@@ -321,6 +338,7 @@ impl Plugin {
             tokio::select! {
                 () = self.watch.changed() => {}
                 _ = streams.changed() => {}
+                Ok(()) = self.anew.changed() => return Lost::Displaced,
                 () = sleep_for(grace) => {}
             }
         }

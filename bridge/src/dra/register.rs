@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use bridge_core::PodUid;
+use bridge_core::{Face, PodUid};
 use dra_proto::registration;
 use kube::Client;
 use tokio::sync::{Notify, watch};
@@ -150,6 +150,7 @@ pub async fn run(
     state: watch::Sender<RegistrationState>,
     shutdown: CancellationToken,
 ) -> Result<(), Error> {
+    let anew = handle.registers_anew(Face::Dra);
     let service = Service::new(client, node, handle, shutdown.clone());
     let registrar = Registrar {
         endpoint: place.service_socket().into(),
@@ -162,6 +163,7 @@ pub async fn run(
         place,
         service,
         registrar,
+        anew,
         logged: None,
     };
     sockets.sweep();
@@ -179,6 +181,8 @@ struct Sockets {
     place: Place,
     service: Arc<Service>,
     registrar: Registrar,
+    /// Changes when the kubelet may call another driver of the name.
+    anew: watch::Receiver<u64>,
     /// The last trouble that was logged, and when.
     logged: Option<(String, Instant)>,
 }
@@ -213,6 +217,11 @@ impl Sockets {
                     self.registration_listener.close();
                     register_at = Instant::now() + pause;
                     pause = (pause * 2).min(REFUSED_LAST);
+                }
+                Ok(()) = self.anew.changed() => {
+                    // A closed socket is a deregistration; whoever registers last is called.
+                    self.registration_listener.close();
+                    register_at = Instant::now() + REFUSED_FIRST;
                 }
                 () = sleep_until(Instant::now() + LOOK) => {}
             }

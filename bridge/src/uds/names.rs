@@ -38,6 +38,18 @@ pub fn device_plugin_socket_name(instance: &str, started_unix_seconds: u64, seri
     format!("{DEVICE_PLUGIN_PREFIX}{instance}-{started_unix_seconds:x}-{serial}{SOCKET_SUFFIX}")
 }
 
+/// Whether a name in the device plugin folder is of a gpu-bridge, whichever.
+#[must_use]
+pub fn is_device_plugin_socket_name(name: &str) -> bool {
+    name.starts_with(DEVICE_PLUGIN_PREFIX) && name.ends_with(SOCKET_SUFFIX)
+}
+
+/// Whether a name in the registry is of a gpu-bridge that serves `driver`, whichever: no other daemon's has this end.
+#[must_use]
+pub fn is_registration_socket_name(driver: &str, name: &str) -> bool {
+    name.starts_with(driver) && name.ends_with(REGISTRATION_SUFFIX)
+}
+
 /// Removes registration sockets of `driver` on which nobody listens, whoever made them: the kubelet would go on
 /// dialling them. Returns what was removed.
 ///
@@ -55,9 +67,7 @@ pub fn sweep_registration_sockets(folder: &Path, driver: &str) -> io::Result<Vec
 /// # Errors
 /// The folder can't be read, or a stale socket can't be removed. A folder that does not exist is empty.
 pub fn sweep_device_plugin_sockets(folder: &Path) -> io::Result<Vec<PathBuf>> {
-    sweep(folder, |name| {
-        name.starts_with(DEVICE_PLUGIN_PREFIX) && name.ends_with(SOCKET_SUFFIX)
-    })
+    sweep(folder, is_device_plugin_socket_name)
 }
 
 fn sweep(folder: &Path, is_ours: impl Fn(&str) -> bool) -> io::Result<Vec<PathBuf>> {

@@ -137,6 +137,15 @@ impl PodResources {
     /// # Errors
     /// The kubelet does not answer.
     pub async fn allocatable(&self) -> Result<u32, Error> {
+        let ids = self.allocatable_ids().await?;
+        Ok(u32::try_from(ids.len()).unwrap_or(u32::MAX))
+    }
+
+    /// The devices of the resource that the kubelet counts as allocatable now, whoever listed them; takes 2 s at most.
+    ///
+    /// # Errors
+    /// The kubelet does not answer.
+    pub async fn allocatable_ids(&self) -> Result<BTreeSet<String>, Error> {
         let mut client = self.client.clone();
         let call = client.get_allocatable_resources(AllocatableResourcesRequest {});
         let answer = timeout(LIST_LIMIT, call)
@@ -149,13 +158,12 @@ impl PodResources {
                 reason: status_text(&status),
             })?
             .into_inner();
-        let ours = answer
-            .devices
-            .iter()
-            .filter(|entry| entry.resource_name == RESOURCE);
+        let devices = answer.devices.into_iter();
         // A device on several NUMA nodes comes with an entry for each.
-        let ids: BTreeSet<&String> = ours.flat_map(|entry| &entry.device_ids).collect();
-        Ok(u32::try_from(ids.len()).unwrap_or(u32::MAX))
+        Ok(devices
+            .filter(|entry| entry.resource_name == RESOURCE)
+            .flat_map(|entry| entry.device_ids)
+            .collect())
     }
 
     fn listed(&self, pod: podresources::PodResources) -> ListedPod {
@@ -395,6 +403,7 @@ mod tests {
         };
         Status {
             standing: Standing::Serving,
+            rivals: Vec::new(),
             generation: 1,
             settings: Settings::default(),
             at: SystemTime::UNIX_EPOCH,

@@ -23,6 +23,9 @@ mod modes;
 mod peers;
 mod process;
 mod rebuild;
+mod rivals;
 mod slices;
 mod start;
+#[path = "../../../tests/testkit/tests/toys/mod.rs"]
+mod toys;
 mod world;

@@ -664,12 +664,26 @@ impl World {
 
     /// A process of a pod starts to compute on a GPU.
     pub(crate) fn start_process(&self, gpu: &str, pid: u32, pod: &str) {
+        self.show_process(pid, pod);
+        self.node.add_process(gpu, pid).unwrap();
+    }
+
+    /// The process of this test is one of a pod that is bound here, as far as the node's procfs says.
+    pub(crate) fn own_process_is_of(&self, pod: &str) {
+        self.show_process(std::process::id(), &pod_uid(pod));
+        let metadata = json!({"name": pod, "namespace": NAMESPACE, "uid": pod_uid(pod)});
+        let spec = json!({"nodeName": NODE, "containers": [{"name": "main", "image": "any"}]});
+        let status = json!({"phase": "Running"});
+        let pod = json!({"metadata": metadata, "spec": spec, "status": status});
+        self.api.put("pods", pod);
+    }
+
+    fn show_process(&self, pid: u32, pod: &str) {
         let folder = self.node.proc_root().join(pid.to_string());
         fs::create_dir_all(&folder).unwrap();
         let cgroup = format!("0::/kubepods/besteffort/pod{pod}/app\n");
         fs::write(folder.join("cgroup"), cgroup).unwrap();
         fs::write(folder.join("comm"), "python\n").unwrap();
-        self.node.add_process(gpu, pid).unwrap();
     }
 
     /// It ends.

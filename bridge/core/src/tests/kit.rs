@@ -270,6 +270,8 @@ pub(super) fn report_in_words(report: &Report) -> String {
         Report::UnitLost { .. } => "UnitLost".to_owned(),
         Report::UnitReturned { .. } => "UnitReturned".to_owned(),
         Report::Adopted { .. } => "Adopted".to_owned(),
+        Report::OtherRegistrant { .. } => "OtherRegistrant".to_owned(),
+        Report::RivalsGone => "RivalsGone".to_owned(),
     }
 }
 

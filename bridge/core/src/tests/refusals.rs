@@ -6,7 +6,7 @@ use std::path::Path;
 use expect_test::expect;
 
 use super::kit::*;
-use crate::{HolderKind, Refusal};
+use crate::{Face, HolderKind, Refusal, Rival};
 
 /// One refusal of each kind, and of each form that a kind has.
 fn every_refusal() -> Vec<Refusal> {
@@ -57,6 +57,13 @@ fn every_refusal() -> Vec<Refusal> {
         },
         Refusal::WaitingForAdoption,
         Refusal::LedgerUnreadable,
+        Refusal::OtherRegistrant {
+            rival: Rival {
+                face: Face::Legacy,
+                place: "/k/device-plugins/nvidia-gpu.sock".to_owned(),
+                owner: Some("pod kube-system/plugin-x".to_owned()),
+            },
+        },
     ]
 }
 
@@ -78,7 +85,8 @@ fn every_sentence_says_what_failed_and_why_and_what_to_do() {
         UnitLost: gpu-3 (GPU-3f2a) cannot be prepared for claim default/llm-0: the GPU does not answer NVML any more. Delete the pod and the claim to get another GPU, and have this one looked at.
         CountedPodsFirst: gpu-3 (GPU-3f2a) is not prepared for claim default/llm-0 yet: counted pods that are bound to this node need it first. The kubelet tries again by itself; to get another GPU now, delete the pod, so that it is scheduled anew.
         WaitingForAdoption: the ledger of this node is missing, and what runs here is not known yet, so no GPU is given out. It goes on by itself once pod-resources, the kubelet's checkpoints and the API server have answered; gpu-bridge's /readyz says which it waits for.
-        LedgerUnreadable: the ledger of this node cannot be read, so no GPU is given out. The file is kept; gpu-bridge's log and /readyz say what to do."#]].assert_eq(&sentences.join("\n"));
+        LedgerUnreadable: the ledger of this node cannot be read, so no GPU is given out. The file is kept; gpu-bridge's log and /readyz say what to do.
+        OtherRegistrant: another daemon serves nvidia.com/gpu on this node too, at /k/device-plugins/nvidia-gpu.sock, so gpu-bridge gives no GPU out. Remove that daemon from the node, or gpu-bridge; once it is gone for 30 s GPUs are given out again."#]].assert_eq(&sentences.join("\n"));
 }
 
 #[test]
@@ -100,7 +108,10 @@ fn only_what_the_daemon_itself_must_mend_is_unavailable() {
         .filter(|refusal| refusal.is_unavailable())
         .map(Refusal::reason)
         .collect();
-    assert_eq!(unavailable, ["WaitingForAdoption", "LedgerUnreadable"]);
+    assert_eq!(
+        unavailable,
+        ["WaitingForAdoption", "LedgerUnreadable", "OtherRegistrant"]
+    );
 }
 
 #[test]

@@ -23,6 +23,7 @@ pub(super) fn check(world: &World) -> Checked {
     invariant_ids_and_units_are_a_bijection(world)?;
     invariant_healthy_minus_allocated_is_free(world)?;
     invariant_no_free_unit_is_on_both_faces(world)?;
+    invariant_nothing_is_offered_beside_a_rival(world)?;
     invariant_limits_cap_each_face(world)?;
     invariant_what_a_running_pod_was_given_is_held(world)?;
     invariant_no_pod_that_runs_is_evicted(world)
@@ -61,19 +62,31 @@ fn may_follow(world: &World, unit: &UnitId, one: &Pod, other: &Pod) -> bool {
             || (orphaned(other) && reported(one)))
 }
 
+/// Whoever else serves the resource may give the same GPU out.
+fn invariant_nothing_is_offered_beside_a_rival(world: &World) -> Checked {
+    if world.daemon.pool.rivals().next().is_none() {
+        return Ok(());
+    }
+    nothing_is_offered(world)
+}
+
 /// Rule 11.
 fn invariant_nothing_is_offered_without_a_ledger(world: &World) -> Checked {
+    nothing_is_offered(world)
+}
+
+fn nothing_is_offered(world: &World) -> Checked {
     let offers = world.daemon.pool.offers();
     if offers.counted.iter().any(|offer| offer.free) {
-        return Err("an id is free without a ledger".to_owned());
+        return Err("an id is offered while nothing may be".to_owned());
     }
     let untainted = offers
         .claims
         .iter()
         .flatten()
-        .any(|offer| offer.taint.is_none());
+        .any(|offer| offer.taint.is_none() && !offer.held_by_claim);
     if untainted {
-        return Err("a device is untainted without a ledger".to_owned());
+        return Err("a device is offered while nothing may be".to_owned());
     }
     Ok(())
 }
@@ -120,7 +133,7 @@ fn invariant_healthy_minus_allocated_is_free(world: &World) -> Checked {
     if offers.counted.len() != ledger.units.len() {
         return Err("an id is not listed".to_owned());
     }
-    let open = settings.mode.opens(Face::Legacy);
+    let open = settings.mode.opens(Face::Legacy) && pool.rivals().next().is_none();
     let mut left_out = 0;
     for offer in &offers.counted {
         let carried = ledger.carrier_of(&offer.id).is_some();
@@ -279,7 +292,7 @@ fn invariant_no_pod_that_runs_is_evicted(world: &World) -> Checked {
 
 /// Rule 5: a refusal ends the pod, so nothing that could be given may be left.
 pub(super) fn invariant_a_refusal_is_the_last_resort(world: &World, ids: &[DeviceId]) -> Checked {
-    if !world.serves() {
+    if !world.serves() || world.daemon.pool.rivals().next().is_some() {
         return Ok(());
     }
     let pool = &world.daemon.pool;

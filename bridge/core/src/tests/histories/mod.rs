@@ -82,6 +82,8 @@ pub(super) enum NodeOp {
     Reboot,
     /// The daemon starts without its ledger.
     LostLedger,
+    /// Another device plugin for the resource comes or goes.
+    Rival,
     /// The admin changes the settings.
     Configure { mode: Mode, limits: Limits },
 }
@@ -152,6 +154,7 @@ pub(super) enum Look {
     Claims,
     Processes,
     Inventory,
+    Rivals,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -258,12 +261,13 @@ fn node_op() -> impl Strategy<Value = NodeOp> {
         2 => Just(NodeOp::Crash),
         1 => Just(NodeOp::Reboot),
         1 => Just(NodeOp::LostLedger),
+        1 => Just(NodeOp::Rival),
         1 => settings().prop_map(|(mode, limits)| NodeOp::Configure { mode, limits }),
     ]
 }
 
 fn op() -> impl Strategy<Value = Op> {
-    prop_oneof![43 => pod_op().prop_map(Op::Pod), 26 => node_op().prop_map(Op::Node)]
+    prop_oneof![43 => pod_op().prop_map(Op::Pod), 27 => node_op().prop_map(Op::Node)]
 }
 
 /// Long enough for a force delete, a restart and what comes of it; a longer history finds nothing that many short
@@ -276,7 +280,7 @@ const HISTORIES: u32 = 160;
 const SEARCHED: u32 = 1000;
 
 /// What the histories must bring about, or the invariants have seen nothing.
-const REACHED: [&str; 22] = [
+const REACHED: [&str; 24] = [
     "Adopted",
     "Bound",
     "ClaimLostRace",
@@ -293,8 +297,10 @@ const REACHED: [&str; 22] = [
     "HandedOverBusy",
     "KubeletLostItsBook",
     "Lingering",
+    "OtherRegistrant",
     "Prepared",
     "Reserved",
+    "RivalsGone",
     "Substituted",
     "UnitAdded",
     "UnitLost",

@@ -7,8 +7,9 @@ use super::super::kit::{Daemon, gpu, report_in_words, unit};
 use super::pods::{Api, Claim, Containers, Kubelet, Pod};
 use super::{Book, Late, Look, NodeOp, Op};
 use crate::{
-    Adoption, CheckpointedDevices, CheckpointedResponse, ClaimUid, Inventory, Limits, Mode, PodUid,
-    Pool, Process, Processes, Report, Settings, Standing, Transition, UnitId, UnitProcesses,
+    Adoption, CheckpointedDevices, CheckpointedResponse, ClaimUid, Face, Inventory, Limits, Mode,
+    PodUid, Pool, Process, Processes, Report, Rival, Settings, Standing, Transition, UnitId,
+    UnitProcesses,
 };
 
 /// The truth.
@@ -28,6 +29,8 @@ pub(super) struct World {
     pub(super) unprepared: BTreeSet<ClaimUid>,
     /// Who was given a unit over a process, as reported.
     pub(super) handed_over: BTreeMap<UnitId, PodUid>,
+    /// Another device plugin serves the resource. It gives nothing out here: the kubelet asks the daemon.
+    pub(super) rival: bool,
     /// Whether the daemon has seen the pods since it started, and still sees them.
     pub(super) knows_pods: bool,
     /// Whether the own Node shows the count that the daemon asks for.
@@ -55,6 +58,7 @@ impl World {
             strangers: BTreeSet::new(),
             unprepared: BTreeSet::new(),
             handed_over: BTreeMap::new(),
+            rival: false,
             knows_pods: false,
             count_obeys: false,
             told: BTreeSet::new(),
@@ -101,6 +105,10 @@ impl World {
             NodeOp::Crash => self.crash(),
             NodeOp::Reboot => self.reboot(),
             NodeOp::LostLedger => self.lose_ledger(),
+            NodeOp::Rival => {
+                self.rival = !self.rival;
+                self.look(Look::Rivals);
+            }
             NodeOp::Configure { mode, limits } => {
                 let settings = Settings {
                     mode: *mode,
@@ -164,6 +172,14 @@ impl World {
                 self.act(|t| t.observe_claims(claims));
             }
             Look::Processes => self.act(Transition::observe_processes),
+            Look::Rivals => {
+                let rivals = self.rival.then(|| Rival {
+                    face: Face::Legacy,
+                    place: "nvidia-gpu.sock".to_owned(),
+                    owner: None,
+                });
+                self.act(|t| t.observe_rivals(rivals.into_iter().collect()));
+            }
             Look::Inventory => {
                 let seen = (0..self.count)
                     .map(|n| gpu(&format!("GPU-{n}"), n))
@@ -189,6 +205,7 @@ impl World {
             Look::Pods,
             Look::Listing,
             Look::Processes,
+            Look::Rivals,
         ] {
             self.look(look);
         }
@@ -226,7 +243,9 @@ impl World {
         };
         self.daemon.uptime = Duration::ZERO;
         self.knows_pods = false;
+        // Both are looked at before a face opens.
         self.look(Look::Inventory);
+        self.look(Look::Rivals);
     }
 
     /// Every process ends. Pods that live are started again by the kubelet from its book.
@@ -288,6 +307,7 @@ impl World {
         self.silent.clear();
         self.lost.clear();
         self.strangers.clear();
+        self.rival = false;
         self.tick(1);
         for place in 0..self.pods.len() {
             let pod = &mut self.pods[place];

@@ -10,10 +10,10 @@ use crate::{
     Adoption, AllocateOutcome, AllocateRequest, AllocatedClaim, BoundPod, CheckpointedDevices,
     CheckpointedResponse, ClaimScope, Claims, Evidence, Inventory, Ledger, ListedClaim,
     ListedDevice, ListedPod, Listing, Patience, PodPhase, PodSource, PodUid, Pods, Pool,
-    PrepareRequest, Process, Processes, Settings, Transition, UnitProcesses,
+    PrepareRequest, Process, Processes, Rival, Settings, Transition, UnitProcesses,
 };
 
-const COMMANDS: [&str; 23] = [
+const COMMANDS: [&str; 24] = [
     "gpus",
     "gpu",
     "nvml",
@@ -36,6 +36,7 @@ const COMMANDS: [&str; 23] = [
     "checkpoint",
     "dra-state",
     "adopt",
+    "rival",
     "expect",
 ];
 
@@ -67,6 +68,7 @@ pub(super) struct Node {
     checkpoint: Vec<CheckpointedDevices>,
     dra_state: Option<BTreeSet<crate::ClaimUid>>,
     unprepared: BTreeSet<crate::ClaimUid>,
+    rivals: BTreeSet<Rival>,
     reports: Vec<String>,
 }
 
@@ -92,6 +94,7 @@ impl Default for Node {
             checkpoint: Vec::new(),
             dra_state: Some(BTreeSet::new()),
             unprepared: BTreeSet::new(),
+            rivals: BTreeSet::new(),
             reports: Vec::new(),
         }
     }
@@ -122,6 +125,7 @@ impl Node {
             "pods" => self.pods(rest),
             "listed" | "kubelet" => self.kubelet(command, rest),
             "claims" => self.claims(rest),
+            "rival" => self.rival(rest),
             "time" | "look" => self.wait(command, rest),
             "unprepare" => self.unprepare(rest),
             "crash" | "lost-ledger" | "unreadable-ledger" | "dra-state" | "adopt" => {
@@ -394,6 +398,28 @@ impl Node {
         self.act(|t| t.observe_claims(claims));
     }
 
+    fn rival(&mut self, rest: &[&str]) -> Result<(), String> {
+        match rest {
+            ["gone"] => self.rivals.clear(),
+            [face, place] => {
+                let rival = Rival {
+                    face: words::face(face)?,
+                    place: (*place).to_owned(),
+                    owner: None,
+                };
+                self.rivals.insert(rival);
+            }
+            _ => return Err("write `rival legacy nvidia-gpu.sock`, or `rival gone`".to_owned()),
+        }
+        self.send_rivals();
+        Ok(())
+    }
+
+    fn send_rivals(&mut self) {
+        let rivals = self.rivals.clone();
+        self.act(|t| t.observe_rivals(rivals));
+    }
+
     fn wait(&mut self, command: &str, rest: &[&str]) -> Result<(), String> {
         match (command, rest) {
             ("time", [span]) => self.daemon.uptime += words::span(span)?,
@@ -406,6 +432,7 @@ impl Node {
                     self.act(|t| t.observe_listing(listing));
                 }
                 self.act(Transition::observe_processes);
+                self.send_rivals();
             }
             _ => return Err("write `time +11s`, or `look`".to_owned()),
         }

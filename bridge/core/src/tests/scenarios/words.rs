@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use crate::{
-    AllocateOutcome, ClaimOffer, CountedOffer, DeviceId, DeviceName, Health, Limits, Mode, Offers,
-    PrepareOutcome, Standing, Taint, TaintEffect, UnitId,
+    AllocateOutcome, ClaimOffer, CountedOffer, DeviceId, DeviceName, Face, Health, Limits, Mode,
+    Offers, PrepareOutcome, Standing, Taint, TaintEffect, UnitId,
 };
 
 pub(super) fn mode(word: &str) -> Result<Mode, String> {
@@ -12,6 +12,13 @@ pub(super) fn mode(word: &str) -> Result<Mode, String> {
         .into_iter()
         .find(|mode| mode.as_str() == word)
         .ok_or_else(|| format!("`{word}` is not a mode: legacy, both, dra or drained"))
+}
+
+pub(super) fn face(word: &str) -> Result<Face, String> {
+    [Face::Legacy, Face::Dra]
+        .into_iter()
+        .find(|face| face.as_str() == word)
+        .ok_or_else(|| format!("`{word}` is not a face: legacy or dra"))
 }
 
 pub(super) fn limits(words: &[&str]) -> Result<Limits, String> {
