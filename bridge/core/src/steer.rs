@@ -438,12 +438,12 @@ impl Transition {
             let since = motion.free_since.get(unit).copied().unwrap_or(now);
             now.saturating_sub(since) >= pace.dwell
         };
+        let quiet_at = motion.arrivals.quiet_at(pace.quiet, free.len());
         let dwelt: Vec<(UnitId, Side)> = free
             .into_iter()
             .filter(|(unit, _)| has_dwelt(unit))
             .collect();
-        let quiet =
-            now >= motion.arrivals.quiet_at(pace.quiet) && self.pool.counted_in_flight() == 0;
+        let quiet = now >= quiet_at && self.pool.counted_in_flight() == 0;
         if moves {
             return;
         }
@@ -556,7 +556,7 @@ impl Transition {
         }
         times.extend(motion.dark_since.values().map(|since| *since + pace.settle));
         if free.iter().any(|(_, side)| *side != Side::Rest) {
-            times.push(motion.arrivals.quiet_at(pace.quiet));
+            times.push(motion.arrivals.quiet_at(pace.quiet, free.len()));
             times.extend(motion.free_since.values().map(|since| *since + pace.dwell));
             times.extend(motion.turn.as_ref().map(|turn| turn.ends));
         }

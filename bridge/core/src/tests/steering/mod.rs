@@ -12,6 +12,8 @@ use crate::{HoldKind, Limits, Mode, PrepareOutcome, Settings, Side};
 
 /// Longer than any settle, dwell or quiet time.
 const CALM: Duration = Duration::from_secs(1);
+/// Longer than the quiet time where few units are free, or both kinds compete.
+const LONG_CALM: Duration = Duration::from_secs(3);
 
 /// A node whose status shows at once what the daemon wants it to.
 fn obedient(count: u32, settings: Settings) -> Daemon {
@@ -172,10 +174,10 @@ fn a_count_that_the_kubelet_writes_back_stops_the_settling() {
 fn a_count_that_was_about_to_rise_settles_anew() {
     let mut daemon = resting(1);
     daemon.see_claims(&[allocated("claim-a", &["gpu-0"], &["pod-a"])]);
-    pass(&mut daemon, CALM);
+    pass(&mut daemon, LONG_CALM);
     check(&daemon, &expect!["r count 0"]);
     daemon.see_claims(&[]);
-    daemon.uptime += CALM;
+    daemon.uptime += LONG_CALM;
     daemon.act(crate::Transition::pass_time);
     check(&daemon, &expect!["R count 1"]);
     // The higher count is being written, by the daemon or by the kubelet, and the watch does not show it yet.
@@ -261,7 +263,7 @@ fn what_has_become_free_stays_on_its_side_for_the_dwell_time() {
     daemon.granted("GPU-0", &listing(&[]));
     daemon.see_pods(&[live("a", 1)]);
     daemon.list(&listing(&[("a", &["GPU-0"])]));
-    pass(&mut daemon, CALM);
+    pass(&mut daemon, LONG_CALM);
     daemon.see_pods(&[]);
     daemon.list(&listing(&[]));
     daemon.list(&listing(&[]));
@@ -334,6 +336,17 @@ fn a_contest_is_forgotten_when_one_kind_comes_alone_for_long() {
     daemon.see_pods(&[]);
     let alone = until_rest(&mut daemon);
     assert!(alone < Duration::from_secs(1), "{alone:?}");
+}
+
+#[test]
+fn the_last_free_units_of_a_node_rest_only_after_a_longer_quiet() {
+    let mut daemon = resting(2);
+    daemon.see_pods(&[live("a", 1)]);
+    daemon.see_pods(&[]);
+    pass(&mut daemon, CALM);
+    check(&daemon, &expect!["DL count 1"]);
+    pass(&mut daemon, Duration::from_secs(2));
+    check(&daemon, &expect!["RR count 2"]);
 }
 
 #[test]
