@@ -183,19 +183,11 @@ async fn way_to_mount() -> Option<Vec<&'static str>> {
 
 #[tokio::test]
 async fn a_file_system_without_space_is_named_in_the_refusal_and_serves_again_with_space() {
-    let Some(flags) = way_to_mount().await else {
-        skipped("no file system can be mounted here, not even in a user namespace");
-        return;
-    };
     let mut world = World::new(2).await;
     world.start_kubelet().await;
-    fs::create_dir(world.state_dir()).unwrap();
-    let mut command = Command::new("unshare");
-    command
-        .args(flags)
-        .args(["sh", "-c", SMALL_DISK, env!("CARGO_BIN_EXE_gpu-bridge")])
-        .env("STATE", world.state_dir());
-    let daemon = Daemon::start(command, world.flags());
+    let Some(daemon) = on_its_own_disk(&mut world, SMALL_DISK).await else {
+        return;
+    };
     world.adopt(daemon);
     world.ready().await;
     assert!(!world.ledger().exists(), "it is on the other file system");
@@ -215,4 +207,74 @@ async fn a_file_system_without_space_is_named_in_the_refusal_and_serves_again_wi
     assert_eq!(world.holds().await, []);
     fs::remove_file(filler).unwrap();
     world.run_counted("a", 1).await;
+}
+
+/// The same with a folder that can only be read.
+const READ_ONLY_DISK: &str =
+    "mount -t tmpfs -o ro,size=64k,mode=0700 read-only \"$STATE\" && exec \"$0\" \"$@\"";
+
+/// A daemon on a file system of its own at the state folder, mounted by `script`; `None` where nothing can be mounted.
+async fn on_its_own_disk(world: &mut World, script: &str) -> Option<Daemon> {
+    let Some(flags) = way_to_mount().await else {
+        skipped("no file system can be mounted here, not even in a user namespace");
+        return None;
+    };
+    fs::create_dir(world.state_dir()).unwrap();
+    let mut command = Command::new("unshare");
+    command
+        .args(flags)
+        .args(["sh", "-c", script, env!("CARGO_BIN_EXE_gpu-bridge")])
+        .env("STATE", world.state_dir());
+    Some(Daemon::start(command, world.flags()))
+}
+
+#[tokio::test]
+async fn a_state_folder_that_can_only_be_read_is_named_and_the_kubelet_never_hears_of_the_daemon() {
+    let mut world = World::new(2).await;
+    world.start_kubelet().await;
+    let Some(daemon) = on_its_own_disk(&mut world, READ_ONLY_DISK).await else {
+        return;
+    };
+    let (status, said) = daemon.ended().await;
+    assert_eq!(status.code(), Some(1), "{said}");
+    let lock = world.state_dir().join("lock").display().to_string();
+    for part in [&lock, "Read-only file system", "writable"] {
+        assert!(said.contains(part), "{part:?} is missing in: {said}");
+    }
+    assert_eq!(world.kubelet().capacity(RESOURCE), None);
+}
+
+#[tokio::test]
+async fn a_disk_that_turns_read_only_refuses_new_grants_and_serves_again_when_it_is_mounted_anew() {
+    let mut world = World::new(2).await;
+    world.start_kubelet().await;
+    let Some(daemon) = on_its_own_disk(&mut world, SMALL_DISK).await else {
+        return;
+    };
+    let pid = daemon.pid().as_raw_nonzero().to_string();
+    world.adopt(daemon);
+    world.ready().await;
+    world.run_counted("a", 1).await;
+    let held = world.wait_for_holds("Bound", 1).await;
+    let state = world.state_dir();
+    // The daemon's lock keeps the file system itself writable, so the folder is covered by a view that is not.
+    let inside = |script: &str| {
+        let done = Command::new("nsenter")
+            .args(["--target", &pid, "--mount", "sh", "-c", script, "sh"])
+            .arg(&state)
+            .status();
+        done.is_ok_and(|status| status.success())
+    };
+    if !inside("mount --bind \"$1\" \"$1\" && mount -o remount,bind,ro \"$1\"") {
+        skipped("the daemon's mount namespace can't be entered here");
+        return;
+    }
+    let id = world.gpu("gpu-0").uuid;
+    let refused = world.allocate(&[&id]).await.unwrap_err();
+    for part in ["Unavailable", "ledger.json", "Read-only file system"] {
+        assert!(refused.contains(part), "{part:?} is missing in: {refused}");
+    }
+    assert_eq!(world.holds().await, held);
+    assert!(inside("umount \"$1\""));
+    world.allocate(&[&id]).await.unwrap();
 }

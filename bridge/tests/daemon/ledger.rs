@@ -203,17 +203,72 @@ async fn with_a_ledger_of_a_newer_version_nothing_is_given_out_until_an_admin_ac
     nothing_is_given_out_until_an_admin_acts(world, newer(&good), "has format 2").await;
 }
 
-/// The same ledger as a version to come may write it, with a good checksum.
+/// The same ledger as a version to come may write it, in a format that this one does not know.
 fn newer(good: &[u8]) -> Vec<u8> {
-    let whole: Value = serde_json::from_slice(good).unwrap();
-    let mut content = whole["content"].clone();
+    let mut content = content(good);
     assert_eq!(content["format"], 1, "{content}");
     content["format"] = 2.into();
-    let content = serde_json::to_string(&content).unwrap();
+    sealed(&content)
+}
+
+fn content(file: &[u8]) -> Value {
+    let whole: Value = serde_json::from_slice(file).unwrap();
+    whole["content"].clone()
+}
+
+/// A file with this content and a good checksum.
+fn sealed(content: &Value) -> Vec<u8> {
+    let content = serde_json::to_string(content).unwrap();
     let crc = crc32fast::hash(content.as_bytes());
     let length = content.len();
     format!("{{\"crc32\":\"{crc:08x}\",\"length\":{length},\"content\":\n{content}\n}}\n")
         .into_bytes()
+}
+
+#[tokio::test]
+async fn going_back_a_version_loses_no_hold_and_nothing_that_the_newer_one_has_added() {
+    let mut world = with_pods_of_both_kinds(3).await;
+    let held = world.holds().await;
+    let unit_of_a = held
+        .iter()
+        .find(|hold| hold.1 == "Bound")
+        .unwrap()
+        .0
+        .clone();
+    world.stop_daemon().await;
+    let mut newer = content(&fs::read(world.ledger()).unwrap());
+    newer["writer"] = "9.9.9".into();
+    newer["added"] = 1.into();
+    for unit in newer["units"].as_array_mut().unwrap() {
+        unit["added"] = unit["uuid"].clone();
+        for hold in unit["holds"].as_array_mut().unwrap() {
+            hold["added"] = hold["phase"].clone();
+        }
+    }
+    fs::write(world.ledger(), sealed(&newer)).unwrap();
+    world.start_daemon();
+    world.ready().await;
+    assert_eq!(world.holds().await, held);
+    // It writes the file itself now, and one of the things that were added belongs to a hold that ends.
+    world.end_pod("b").await;
+    until("the claim has nothing", SOON, async || {
+        world.holds().await.len() == 1
+    })
+    .await;
+    let device = world.free_device().await;
+    world.run_claimant("c", &device).await;
+    world.stop_daemon().await;
+
+    let content = content(&fs::read(world.ledger()).unwrap());
+    assert_ne!(content["writer"], "9.9.9");
+    assert_eq!(content["added"], 1);
+    for unit in content["units"].as_array().unwrap() {
+        assert_eq!(unit["added"], unit["uuid"]);
+        for hold in unit["holds"].as_array().unwrap() {
+            let kept = unit["uuid"] == *unit_of_a;
+            assert_eq!(hold.get("added").is_some(), kept, "{hold}");
+        }
+    }
 }
 
 #[tokio::test]
