@@ -22,6 +22,7 @@ mod experiments;
 mod lifetimes;
 mod objects;
 mod record;
+mod rights;
 mod sides;
 mod split;
 mod standin;

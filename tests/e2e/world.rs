@@ -471,7 +471,8 @@ fn start_cluster(dir: &Path, node: &FakeNode, flags: &[String]) -> Option<Child>
     Some(cluster)
 }
 
-async fn client(kubeconfig: &Path) -> Client {
+/// A client with the credentials of a kubeconfig.
+pub async fn client(kubeconfig: &Path) -> Client {
     let file = Kubeconfig::read_from(kubeconfig).expect("the admin's kubeconfig");
     let config = kube::Config::from_custom_kubeconfig(file, &KubeConfigOptions::default())
         .await
