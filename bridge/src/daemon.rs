@@ -4,6 +4,7 @@
 //! with a good ledger answers the kubelet while the API server is away. A task that ends takes the process with
 //! it, saying why: half a daemon that looks alive is worse than a restart.
 
+mod client;
 mod conditions;
 mod feeds;
 mod lookout;
@@ -21,7 +22,6 @@ use bridge_core::{
     ClaimUid, Claims, Pods, Pool, Process, Processes, Settings, UnitId, UnitProcesses,
 };
 use bridge_nvml::Session;
-use kube::config::{KubeConfigOptions, Kubeconfig};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -37,6 +37,8 @@ use crate::inventory::{self, Scan};
 use crate::store::{BootId, Loaded, Store};
 use crate::{device_plugin, dra, uds, usage};
 
+pub use self::client::Wrong as WrongKubeconfig;
+use self::client::client;
 pub use self::preview::{Foresight, Preview, preview};
 
 /// How often the processes are looked at for strangers on free units.
@@ -287,21 +289,6 @@ async fn look_for_strangers(handle: Handle, stop: CancellationToken) -> Ended {
             warn!(error = %failure, "a look at the processes had no effect");
         }
     }
-}
-
-async fn client(kubeconfig: Option<&Path>) -> anyhow::Result<kube::Client> {
-    let config = match kubeconfig {
-        Some(path) => {
-            let file = Kubeconfig::read_from(path)
-                .with_context(|| format!("--kubeconfig {} can't be used", path.display()))?;
-            kube::Config::from_custom_kubeconfig(file, &KubeConfigOptions::default())
-                .await
-                .with_context(|| format!("--kubeconfig {} can't be used", path.display()))?
-        }
-        None => kube::Config::incluster()
-            .context("no --kubeconfig was given, and this is no pod with a service account")?,
-    };
-    kube::Client::try_from(config).context("the Kubernetes client could not be made")
 }
 
 async fn start_admin(

@@ -24,6 +24,7 @@ pub use status::StatusArgs;
 
 use crate::admin::ClientError;
 use crate::config;
+use crate::daemon::WrongKubeconfig;
 use crate::store::InspectError;
 
 /// Exit code of a verb that failed while it ran.
@@ -109,7 +110,11 @@ impl Error {
     pub fn exit_code(&self) -> ExitCode {
         ExitCode::from(match self {
             Self::Usage(_) | Self::Config(_) | Self::Rebuild(RebuildError::Usage(_)) => USAGE,
-            Self::Daemon(error) if error.is::<config::Error>() || error.is::<KubeconfigError>() => {
+            Self::Daemon(error)
+                if error.is::<config::Error>()
+                    || error.is::<KubeconfigError>()
+                    || error.is::<WrongKubeconfig>() =>
+            {
                 USAGE
             }
             Self::Daemon(_)

@@ -24,6 +24,7 @@ mod peers;
 mod process;
 mod rebuild;
 mod rivals;
+mod secrets;
 mod slices;
 mod start;
 #[path = "../../../tests/testkit/tests/toys/mod.rs"]
