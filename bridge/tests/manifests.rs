@@ -420,6 +420,49 @@ fn processes_are_those_of_the_host() {
     assert_eq!(pod().host_pid, Some(true));
 }
 
+/// What the pod has of its host, each with the reason beside it in the manifest; SECURITY.md has what follows from it.
+#[test]
+fn the_pod_asks_for_no_more_of_the_host_than_is_written_down() {
+    let pod = pod();
+    assert_eq!(pod.host_ipc, None);
+    assert_eq!(pod.containers.len(), 1);
+    assert_eq!(pod.init_containers, None);
+    let container = container();
+    let writable: BTreeSet<&str> = container
+        .volume_mounts
+        .as_deref()
+        .unwrap()
+        .iter()
+        .filter(|mount| mount.read_only != Some(true))
+        .map(|mount| mount.mount_path.as_str())
+        .collect();
+    let expected = [
+        "/var/lib/kubelet/device-plugins",
+        "/var/lib/kubelet/plugins",
+        "/var/lib/kubelet/plugins_registry",
+        "/var/run/cdi",
+    ];
+    assert_eq!(writable, BTreeSet::from(expected));
+    let security = container.security_context.clone().unwrap();
+    assert_eq!(security.read_only_root_filesystem, Some(true));
+    assert_eq!(security.privileged, Some(true), "NVML opens device nodes");
+    assert_eq!(security.run_as_user, Some(0));
+    assert_eq!(
+        security.capabilities, None,
+        "beside `privileged` it changes nothing"
+    );
+    assert_eq!(container.ports, None, "nothing listens beyond loopback");
+    let written = std::fs::read_to_string(manifests().join("../SECURITY.md")).unwrap();
+    for place in expected.into_iter().chain([
+        "privileged",
+        "hostPID",
+        "hostNetwork",
+        "readOnlyRootFilesystem",
+    ]) {
+        assert!(written.contains(place), "SECURITY.md does not name {place}");
+    }
+}
+
 #[test]
 fn configuration_and_library_are_where_the_flags_say() {
     let options = options();

@@ -170,6 +170,22 @@ fn the_ledgers_file_is_what_it_was_last_year() {
 }
 
 #[test]
+fn a_file_of_a_later_version_with_the_same_format_is_read_and_written_back_whole() {
+    let golden_file = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../tests/golden/ledger-v1-later-fields.json"
+    );
+    let read = std::fs::read(golden_file).unwrap();
+    let decoded = format::decode(&read).unwrap();
+    assert_eq!(decoded.ledger, full());
+    let written = format::encode(&decoded.ledger, &decoded.unknown, "0.9.0", "boot-1").unwrap();
+    assert_eq!(
+        String::from_utf8(written).unwrap(),
+        String::from_utf8(read).unwrap()
+    );
+}
+
+#[test]
 fn a_ledger_comes_back_after_a_restart() {
     let folder = tempfile::tempdir().unwrap();
     let state = folder.path().join("plugins/gpu.nvidia.com");

@@ -6,7 +6,10 @@ use std::path::Path;
 use expect_test::expect;
 
 use super::kit::*;
-use crate::{Face, HolderKind, Refusal, Rival};
+use crate::{
+    AllocateOutcome, Face, ForeignCause, Former, Hold, HoldKind, HolderKind, Patience,
+    PrepareOutcome, Refusal, Rival,
+};
 
 /// One refusal of each kind, and of each form that a kind has.
 fn every_refusal() -> Vec<Refusal> {
@@ -99,6 +102,93 @@ fn every_reason_has_its_sentence_and_every_sentence_opens_with_its_reason() {
     }
     let used: BTreeSet<&str> = refusals.iter().map(Refusal::reason).collect();
     assert_eq!(used, BTreeSet::from(Refusal::REASONS));
+}
+
+/// A node whose every unit somebody of another tenant has, each in another way, with their processes on them.
+fn full_of_another_tenant() -> Daemon {
+    let pod = || crate::PodRef {
+        name: crate::PodName {
+            namespace: "secret-tenant".to_owned(),
+            name: "secret-pod".to_owned(),
+        },
+        uid: Some(pod_uid("secret-uid")),
+    };
+    let claim = || crate::ClaimRef {
+        namespace: "secret-tenant".to_owned(),
+        ..claim_ref("secret-claim")
+    };
+    let lingering = |former| ForeignCause::Lingering { former };
+    let kinds = [
+        HoldKind::Bound {
+            id: id("GPU-0"),
+            pod: pod(),
+        },
+        HoldKind::Reserved { claim: claim() },
+        HoldKind::Prepared { claim: claim() },
+        HoldKind::Foreign {
+            cause: lingering(Former::Counted(Some(pod()))),
+        },
+        HoldKind::Foreign {
+            cause: lingering(Former::Claim(claim())),
+        },
+        HoldKind::Foreign {
+            cause: ForeignCause::UnknownUnitOf { pod: pod() },
+        },
+    ];
+    let count = u32::try_from(kinds.len()).unwrap();
+    let mut ledger = Daemon::with_gpus(count, all_legacy()).pool.ledger().clone();
+    for (number, kind) in kinds.into_iter().enumerate() {
+        let hold = Hold::exclusive(kind, std::time::SystemTime::UNIX_EPOCH);
+        ledger
+            .holds
+            .insert(unit(&format!("GPU-{number}")), vec![hold]);
+    }
+    let prepared = crate::Preparation {
+        claim: claim(),
+        devices: vec![crate::PreparedDevice {
+            requests: vec!["secret-request".to_owned()],
+            pool: POOL.to_owned(),
+            device: device("gpu-2"),
+            unit: unit("GPU-2"),
+            access: crate::Access::Owner,
+        }],
+    };
+    ledger.prepared.insert(claim().uid, prepared);
+    let mut daemon = Daemon::on_ledger(ledger, all_legacy());
+    for number in 0..count {
+        daemon.run(&format!("GPU-{number}"), &[(4711, Some("secret-uid"))]);
+    }
+    daemon
+}
+
+#[test]
+fn no_refusal_names_another_tenant() {
+    let mut refusals = Vec::new();
+    for number in 0..6 {
+        let mut daemon = full_of_another_tenant();
+        let name = format!("gpu-{number}");
+        match daemon.prepare("claim-a", &[&name]) {
+            PrepareOutcome::Wait(refusal) | PrepareOutcome::Refused(refusal) => {
+                refusals.push(refusal);
+            }
+            PrepareOutcome::Prepared(_) => panic!("{name} is in use"),
+        }
+        let mut daemon = full_of_another_tenant();
+        let wanted = format!("GPU-{number}");
+        let listed = listing(&[("secret-pod", &["GPU-0"])]);
+        // Some go to a counted pod all the same: what is only reserved yields.
+        if let AllocateOutcome::Refused(refusal) =
+            daemon.allocate(&[&wanted], Patience::LastCall, &listed)
+        {
+            refusals.push(refusal);
+        }
+    }
+    let reasons: BTreeSet<&str> = refusals.iter().map(Refusal::reason).collect();
+    assert!(reasons.contains("UnitHeld"), "{reasons:?}");
+    for refusal in refusals {
+        let text = refusal.to_string();
+        assert!(!text.contains("secret"), "{text}");
+    }
 }
 
 #[test]
