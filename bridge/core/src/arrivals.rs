@@ -10,11 +10,8 @@ const CONTEST_WITHIN: Duration = Duration::from_secs(1);
 /// So long after that the contest is believed to go on: a scheduler leaves a pod that did not fit alone for up to
 /// 10 s (`podMaxBackoffSeconds`), and looks again at a moment that the other scheduler does not know.
 const CONTEST_LASTS: Duration = Duration::from_secs(10);
-/// So few free units that both schedulers would pick the same: claims get the first of the list and counted pods the
-/// last, so that they meet only in the middle. On a node that is full but for these somebody is likely to wait.
-const SCARCE: usize = 2;
 /// How many times longer nobody must come before units rest where that is likely to be a race: both kinds compete, or
-/// few units are free. Turns serve both kinds meanwhile.
+/// few units are free, which is where somebody is likely to wait. Turns serve both kinds meanwhile.
 const LONGER_QUIET: u32 = 8;
 
 /// The last arrivals of each kind, as uptime.
@@ -53,15 +50,15 @@ impl Arrivals {
     }
 
     /// When it is quiet if nobody comes any more, as uptime. At once if nobody ever came.
-    /// `free`: how many units are free.
-    pub(crate) fn quiet_at(&self, quiet: Duration, free: usize) -> Duration {
+    /// `is_scarce`: half of the units or fewer are free.
+    pub(crate) fn quiet_at(&self, quiet: Duration, is_scarce: bool) -> Duration {
         let Some(last) = self.counted.max(self.claimed) else {
             return quiet;
         };
         let contested = self
             .contested
             .is_some_and(|contested| last.saturating_sub(contested) <= CONTEST_LASTS);
-        last + if contested || free <= SCARCE {
+        last + if contested || is_scarce {
             quiet * LONGER_QUIET
         } else {
             quiet

@@ -151,6 +151,13 @@ impl Pool {
             .collect()
     }
 
+    /// When it is quiet if nobody comes any more, where so many units are free.
+    fn quiet_at(&self, free: usize) -> Duration {
+        let is_scarce = free <= self.ledger.units.len().div_ceil(2);
+        let arrivals = &self.seen.motion.arrivals;
+        arrivals.quiet_at(self.settings.pace.quiet, is_scarce)
+    }
+
     /// How many units counted pods in flight lack beyond those that are free and promised to nobody.
     fn counted_short(&self) -> u32 {
         let free = self.free_units();
@@ -438,7 +445,7 @@ impl Transition {
             let since = motion.free_since.get(unit).copied().unwrap_or(now);
             now.saturating_sub(since) >= pace.dwell
         };
-        let quiet_at = motion.arrivals.quiet_at(pace.quiet, free.len());
+        let quiet_at = self.pool.quiet_at(free.len());
         let dwelt: Vec<(UnitId, Side)> = free
             .into_iter()
             .filter(|(unit, _)| has_dwelt(unit))
@@ -556,7 +563,7 @@ impl Transition {
         }
         times.extend(motion.dark_since.values().map(|since| *since + pace.settle));
         if free.iter().any(|(_, side)| *side != Side::Rest) {
-            times.push(motion.arrivals.quiet_at(pace.quiet, free.len()));
+            times.push(self.pool.quiet_at(free.len()));
             times.extend(motion.free_since.values().map(|since| *since + pace.dwell));
             times.extend(motion.turn.as_ref().map(|turn| turn.ends));
         }

@@ -339,14 +339,16 @@ fn a_contest_is_forgotten_when_one_kind_comes_alone_for_long() {
 }
 
 #[test]
-fn the_last_free_units_of_a_node_rest_only_after_a_longer_quiet() {
+fn half_of_a_node_or_less_rests_only_after_a_longer_quiet() {
     let mut daemon = resting(2);
+    daemon.see_pods(&[in_flight("a", 1)]);
+    daemon.granted("GPU-1", &listing(&[]));
     daemon.see_pods(&[live("a", 1)]);
-    daemon.see_pods(&[]);
+    daemon.list(&listing(&[("a", &["GPU-1"])]));
     pass(&mut daemon, CALM);
-    check(&daemon, &expect!["DL count 1"]);
+    check(&daemon, &expect!["lB count 1"]);
     pass(&mut daemon, Duration::from_secs(2));
-    check(&daemon, &expect!["RR count 2"]);
+    check(&daemon, &expect!["RB count 2"]);
 }
 
 #[test]
