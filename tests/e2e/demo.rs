@@ -92,6 +92,8 @@ async fn the_main_job() {
         .wait_event("claimant", "UnitHeld", Duration::from_secs(60))
         .await;
     println!("  {event}");
+    world.wait_gone("claimant").await;
+    println!("  ... and Kubernetes evicts the pod, which never started.");
 
     let doubles = world.record().doubles();
     println!(

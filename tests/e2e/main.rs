@@ -20,6 +20,7 @@ mod containerd;
 mod demo;
 mod experiments;
 mod lifetimes;
+mod lost_race;
 mod objects;
 mod record;
 mod rights;

@@ -107,6 +107,11 @@ impl PodSpec {
         self
     }
 
+    /// As JSON, for what makes pods.
+    pub fn into_json(self) -> Value {
+        self.0
+    }
+
     /// Bound to the node without the scheduler.
     pub fn on_node(mut self) -> Self {
         self.0["spec"]["nodeName"] = json!("node-0");

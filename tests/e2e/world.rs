@@ -237,6 +237,16 @@ impl World {
         self.daemon = None;
     }
 
+    /// Sends the daemon a signal, by its name without SIG.
+    pub fn signal_daemon(&self, signal: &str) {
+        let daemon = self.daemon.as_ref().expect("the daemon was started");
+        let sent = Command::new("kill")
+            .args([format!("-{signal}"), daemon.child.id().to_string()])
+            .status()
+            .expect("a signal can be sent");
+        assert!(sent.success(), "{signal} was not sent");
+    }
+
     /// Waits until /readyz says yes.
     pub async fn wait_ready(&mut self) {
         let deadline = Instant::now() + READY_LIMIT;

@@ -181,6 +181,13 @@ impl Pool {
         lingers.then_some(TaintReason::Foreign)
     }
 
+    /// Whether the device of a unit has evicted just now, and does not any more.
+    fn pauses(&self, unit: &UnitId, now: Duration) -> bool {
+        let lowered = self.seen.lost.lowered.get(unit);
+        self.evicts(unit).is_none()
+            && lowered.is_some_and(|lowered| now.saturating_sub(*lowered) < EVICTION_PAUSE)
+    }
+
     /// Whether anybody but claims has the unit, whoever it is.
     fn is_kept_from_claims(&self, unit: &UnitId) -> bool {
         self.ledger
@@ -212,13 +219,13 @@ impl Pool {
             if named.all(|device| device.is_spared(taint)) {
                 continue;
             }
-            if self.may_run(&claim.claim) {
-                return Err(NotEvicted::InUse(claim.claim.clone()));
-            }
-            // It is never refused, so it may start any moment.
+            // What looks on is never refused, so it runs, or starts any moment.
             let looks_on = claim.on(&device).any(|it| it.access == Access::Admin);
             if looks_on && !is_loser {
                 return Err(NotEvicted::Onlooker(claim.claim.clone()));
+            }
+            if self.may_run(&claim.claim) {
+                return Err(NotEvicted::InUse(claim.claim.clone()));
             }
         }
         self.unseen_user(claims, unit)
@@ -249,11 +256,6 @@ impl LostRaces {
     fn has_lingered(&self, unit: &UnitId, now: Duration) -> bool {
         let since = self.lingering.get(unit);
         since.is_some_and(|since| now.saturating_sub(*since) >= LINGER_LIMIT)
-    }
-
-    fn pauses(&self, unit: &UnitId, now: Duration) -> bool {
-        let lowered = self.lowered.get(unit);
-        lowered.is_some_and(|lowered| now.saturating_sub(*lowered) < EVICTION_PAUSE)
     }
 }
 
@@ -410,9 +412,11 @@ impl Transition {
                 continue;
             };
             let mut hindered = None;
+            let mut pauses = false;
             for (unit, reason) in self.lost_units(&claim.uid) {
                 let taint = Taint::evicting(reason);
                 match self.pool.may_evict(&claims, &claim.uid, &unit, taint) {
+                    Ok(()) if self.pool.pauses(&unit, self.now.uptime) => pauses = true,
                     Ok(()) => {
                         hindered = None;
                         self.evict(&claim, unit, reason);
@@ -424,6 +428,7 @@ impl Transition {
                 }
             }
             if let Some((unit, why)) = hindered
+                && !pauses
                 && told.as_ref() != Some(&why)
             {
                 let told = Some(why.clone());
@@ -433,7 +438,7 @@ impl Transition {
         }
     }
 
-    /// The units of a claim that somebody keeps from it, in order, except those that have evicted just now.
+    /// The units of a claim that somebody keeps from it, in order.
     fn lost_units(&self, claim: &ClaimUid) -> Vec<(UnitId, TaintReason)> {
         let now = self.now.uptime;
         let pool = &self.pool;
@@ -442,7 +447,6 @@ impl Transition {
             .into_iter()
             .map(|(unit, _)| unit)
             .filter(|unit| pool.is_allocated(claim, unit) == Some(true))
-            .filter(|unit| pool.evicts(unit).is_some() || !pool.seen.lost.pauses(unit, now))
             .filter_map(|unit| Some((unit.clone(), pool.blocked_by(unit, now)?)))
             .collect()
     }

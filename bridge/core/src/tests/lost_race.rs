@@ -62,6 +62,10 @@ fn not_evicted(daemon: &Daemon) -> Vec<NotEvicted> {
     told
 }
 
+fn is_over(daemon: &Daemon) -> bool {
+    daemon.reported(|report| matches!(report, Report::EvictionOver { .. }))
+}
+
 fn tolerates(claim: &mut AllocatedClaim, toleration: &Toleration) {
     for device in &mut claim.devices {
         device.tolerations = vec![toleration.clone()];
@@ -223,6 +227,16 @@ fn a_pause_ends_by_itself_and_with_the_holder() {
 }
 
 #[test]
+fn what_stands_in_the_way_is_told_in_a_pause_too() {
+    let mut daemon = with_counted(1, &["GPU-0"]);
+    daemon.see_claims(&[allocated("first", &["gpu-0"], &["pod-a"])]);
+    lose(&mut daemon, "first", &["gpu-0"]);
+    daemon.see_claims(&[allocated("second", &["gpu-0:tolerates"], &["pod-b"])]);
+    lose(&mut daemon, "second", &["gpu-0"]);
+    assert_eq!(not_evicted(&daemon), [NotEvicted::Tolerates]);
+}
+
+#[test]
 fn the_effect_goes_when_the_counted_pod_does_and_the_claim_gets_its_gpu() {
     let mut daemon = with_counted(1, &["GPU-0"]);
     daemon.see_claims(&[allocated("claim", &["gpu-0"], &["pod"])]);
@@ -231,11 +245,56 @@ fn the_effect_goes_when_the_counted_pod_does_and_the_claim_gets_its_gpu() {
     daemon.see_pods(&[]);
     daemon.list(&NOTHING);
     daemon.list(&NOTHING);
+    assert!(is_over(&daemon));
     assert_eq!(taints(&daemon), "on");
+    let mut other = daemon.clone();
     let outcome = daemon.prepare("claim", &["gpu-0"]);
     assert!(
         matches!(outcome, PrepareOutcome::Prepared(_)),
         "{outcome:?}"
+    );
+    // Had the next counted pod been faster: the claim had its turn.
+    other.granted("GPU-0", &NOTHING);
+    look(&mut other);
+    assert_eq!(taints(&other), "Counted");
+}
+
+#[test]
+fn a_gpu_that_is_lost_evicts_nobody() {
+    let mut daemon = with_counted(1, &["GPU-0"]);
+    daemon.see_claims(&[allocated("claim", &["gpu-0"], &["pod"])]);
+    lose(&mut daemon, "claim", &["gpu-0"]);
+    daemon.act(|t| t.observe_inventory(inventory([])));
+    assert!(is_over(&daemon));
+    assert_eq!(taints(&daemon), "Lost");
+}
+
+#[test]
+fn a_claim_that_was_refused_and_is_allocated_anew_has_lost_nothing_yet() {
+    let mut daemon = with_counted(2, &["GPU-1"]);
+    daemon.see_claims(&[allocated("claim", &["gpu-0"], &["pod"])]);
+    daemon.see_pods(&[live("pod-of-GPU-1", 1), in_flight("counted", 1)]);
+    lose(&mut daemon, "claim", &["gpu-0"]);
+    daemon.see_claims(&[]);
+    daemon.see_claims(&[allocated("claim", &["gpu-1"], &["pod"])]);
+    assert_eq!(taints(&daemon), "Counted Counted");
+}
+
+#[test]
+fn a_claim_that_is_still_prepared_elsewhere_is_not_evicted() {
+    // It was deallocated under a pod that was force-deleted, and allocated again before the kubelet gave it back.
+    let mut daemon = with_counted(2, &["GPU-1"]);
+    daemon.see_claims(&[allocated("claim", &["gpu-0"], &["pod-a"])]);
+    let outcome = daemon.prepare("claim", &["gpu-0"]);
+    assert!(
+        matches!(outcome, PrepareOutcome::Prepared(_)),
+        "{outcome:?}"
+    );
+    daemon.see_claims(&[allocated("claim", &["gpu-1"], &["pod-b"])]);
+    lose(&mut daemon, "claim", &["gpu-1"]);
+    assert_eq!(
+        not_evicted(&daemon),
+        [NotEvicted::InUse(claim_ref("claim"))]
     );
 }
 
@@ -329,7 +388,31 @@ fn a_claim_that_looks_on_and_runs_on_another_gpu_is_not_hit() {
     assert!(matches!(both, PrepareOutcome::Prepared(_)), "{both:?}");
     lose(&mut daemon, "claim", &["gpu-0"]);
     assert_eq!(taints(&daemon), "Counted on");
-    assert_eq!(not_evicted(&daemon), [NotEvicted::InUse(claim_ref("both"))]);
+    assert_eq!(
+        not_evicted(&daemon),
+        [NotEvicted::Onlooker(claim_ref("both"))]
+    );
+}
+
+#[test]
+fn what_is_prepared_with_a_device_is_not_hit_even_if_the_api_does_not_show_it() {
+    // The monitor's pod was force-deleted, and has not been unprepared yet.
+    let mut daemon = with_counted(1, &["GPU-0"]);
+    let outcome = daemon.prepare("monitor", &["gpu-0:admin"]);
+    assert!(
+        matches!(outcome, PrepareOutcome::Prepared(_)),
+        "{outcome:?}"
+    );
+    daemon.see_claims(&[allocated("claim", &["gpu-0"], &["pod"])]);
+    lose(&mut daemon, "claim", &["gpu-0"]);
+    assert_eq!(taints(&daemon), "Counted");
+    assert_eq!(
+        not_evicted(&daemon),
+        [NotEvicted::InUse(claim_ref("monitor"))]
+    );
+    daemon.act(|t| t.unprepare(&claim_ref("monitor").uid));
+    look(&mut daemon);
+    assert_eq!(taints(&daemon), "Counted:NoExecute");
 }
 
 #[test]
