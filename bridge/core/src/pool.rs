@@ -18,6 +18,9 @@ use crate::steer::Motion;
 /// while its `Allocate` can wait for the process. Processes outlive a force delete by half a second as a rule.
 pub(crate) const LINGER_COUNTED: Duration = Duration::from_secs(10);
 
+/// How much later than the kubelet the pool may hear of a pod: a grant so long before a pod was known may be its own.
+const POD_LAG: Duration = Duration::from_millis(500);
+
 /// Whether the pool gives anything out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Standing {
@@ -258,14 +261,48 @@ impl Pool {
     }
 
     /// Units asked for by counted pods that are bound here and whose `Allocate` is still to come.
+    ///
+    /// A granted unit that is not listed yet is one that a pod has got, of those that were known about then: one that
+    /// has started, or else the one that waits the longest.
     pub(crate) fn counted_in_flight(&self) -> u32 {
         let listing = self.seen.listing.as_ref();
         let is_listed = |pod| listing.is_some_and(|listing| listing.counts(pod));
         let pods = self.seen.pods.iter().flat_map(|pods| &pods.pods);
-        pods.filter(|bound| bound.phase == crate::evidence::PodPhase::Live)
-            .filter(|bound| !bound.started && !is_listed(&bound.pod))
-            .map(|bound| bound.may_own)
-            .sum()
+        let mut unlisted: Vec<(bool, Duration, u32)> = pods
+            .filter(|bound| bound.phase == crate::evidence::PodPhase::Live)
+            .filter(|bound| !is_listed(&bound.pod))
+            .map(|bound| {
+                let since = self.seen.motion.known_since(&bound.uid);
+                (!bound.started, since, bound.may_own)
+            })
+            .collect();
+        unlisted.sort_unstable();
+        for granted in self.granted_at() {
+            let was_known = |since: Duration| since <= granted.saturating_add(POD_LAG);
+            let mut owners = unlisted.iter_mut();
+            let owner = owners.find(|(_, since, lacks)| was_known(*since) && *lacks > 0);
+            if let Some((_, _, lacks)) = owner {
+                *lacks -= 1;
+            }
+        }
+        let in_flight = unlisted.into_iter().filter(|(waits, _, _)| *waits);
+        in_flight.map(|(_, _, lacks)| lacks).sum()
+    }
+
+    /// When the units were given out that no listing has shown yet.
+    fn granted_at(&self) -> Vec<Duration> {
+        let mut times: Vec<Duration> = self
+            .ledger
+            .holds
+            .iter()
+            .filter(|(_, holds)| {
+                let mut holds = holds.iter();
+                holds.any(|hold| matches!(hold.kind, HoldKind::Granted { .. }))
+            })
+            .filter_map(|(unit, _)| self.seen.answered.get(unit).copied())
+            .collect();
+        times.sort_unstable();
+        times
     }
 
     /// The free units of a side that its face may show now, in order: present, unheld, and within mode and limit.

@@ -26,8 +26,8 @@ const TURNS_IN_ROUND: u32 = 4;
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Motion {
     node: NodeView,
-    /// Counted pods and allocated claims that are no news.
-    known_pods: BTreeSet<PodUid>,
+    /// Counted pods and allocated claims that are no news; the pods with the time at which they were seen first.
+    known_pods: BTreeMap<PodUid, Duration>,
     known_claims: BTreeSet<ClaimUid>,
     arrivals: Arrivals,
     /// Since when each free unit is free.
@@ -75,9 +75,15 @@ impl Motion {
     /// Nothing is shown that could move: what was measured counts for nothing, and begins anew with the next look.
     fn pause(&mut self) {
         self.lowered_since = None;
+        self.withdrawn_since.clear();
         self.dark_since.clear();
         self.turn = None;
         self.wake_at = None;
+    }
+
+    /// Since when a counted pod is known to be bound here; for ever after, if it is not.
+    pub(crate) fn known_since(&self, pod: &PodUid) -> Duration {
+        self.known_pods.get(pod).copied().unwrap_or(Duration::MAX)
     }
 }
 
@@ -253,7 +259,13 @@ impl Transition {
             .filter(|claim| claim.devices.iter().any(|d| d.access == Access::Owner))
             .map(|claim| claim.claim.uid.clone())
             .collect();
-        let counted = !pods.is_subset(&seen.motion.known_pods);
+        let known = &seen.motion.known_pods;
+        let counted = pods.iter().any(|pod| !known.contains_key(pod));
+        let since = |pod: &PodUid| known.get(pod).copied().unwrap_or(self.now.uptime);
+        let pods = pods
+            .into_iter()
+            .map(|pod| (pod.clone(), since(&pod)))
+            .collect();
         let claimed = !claims.is_subset(&seen.motion.known_claims);
         self.pool.seen.motion.known_pods = pods;
         self.pool.seen.motion.known_claims = claims;

@@ -193,6 +193,21 @@ fn a_count_that_was_about_to_rise_settles_anew() {
 }
 
 #[test]
+fn a_pod_that_was_given_its_unit_does_not_count_twice_until_it_is_listed() {
+    let mut daemon = resting(3);
+    daemon.see_pods(&[in_flight("a", 1)]);
+    daemon.granted("GPU-2", &listing(&[]));
+    daemon.see_claims(&[allocated("claim-a", &["gpu-0", "gpu-1"], &["pod-a"])]);
+    check(&daemon, &expect!["rrG count 1"]);
+    // A second one is on its way, bound on the count of before.
+    daemon.uptime += Duration::from_millis(1);
+    daemon.see_pods(&[in_flight("a", 1), in_flight("b", 1)]);
+    check(&daemon, &expect!["rrG count 2"]);
+    let side = |at: usize| daemon.pool.ledger().in_order()[at].1.side;
+    assert_eq!((side(0), side(1)), (Side::Yielding, Side::Legacy));
+}
+
+#[test]
 fn a_counted_pod_bound_on_the_old_count_gets_its_unit_back() {
     let mut daemon = resting(2);
     daemon.see_claims(&[allocated("claim-a", &["gpu-0"], &["pod-a"])]);
