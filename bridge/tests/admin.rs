@@ -150,6 +150,7 @@ fn some_offers() -> Offers {
         health,
         numa_node: Some(0),
         free,
+        reserved: false,
     };
     let claims = |number, taint, held_by_claim| ClaimOffer {
         device: DeviceName::new(format!("gpu-{number}")).unwrap(),

@@ -167,7 +167,8 @@ impl Transition {
             Carried::Leaving(unit) => leaving = Some(unit),
         }
         let own = self.pool.ledger.unit_behind(id).cloned();
-        if let Some(unit) = self.best_for(own.as_ref(), spoken_for, patience) {
+        let leaves = leaving.is_some();
+        if let Some(unit) = self.best_for(own.as_ref(), spoken_for, patience, leaves) {
             if let Some(leaving) = leaving {
                 self.swap_id(&leaving, id, &unit);
             }
@@ -193,18 +194,20 @@ impl Transition {
 
     /// The best clean unit now. What belongs to claims, or is on its way to them, is worth a wait first, if a unit of
     /// the counted side is about to become free: a process ends within half a second as a rule, and a claim that
-    /// loses its unit waits for the kubelet for more than a minute.
+    /// loses its unit waits for the kubelet for more than a minute. `leaves`: the kubelet says so itself, by giving the
+    /// unit's id again.
     fn best_for(
         &mut self,
         own: Option<&UnitId>,
         spoken_for: &BTreeSet<UnitId>,
         patience: Patience,
+        leaves: bool,
     ) -> Option<UnitId> {
         if let Some(unit) = self.pool.best_counted(own, spoken_for) {
             return Some(unit);
         }
         match patience {
-            Patience::Waits if self.pool.any_leaving(spoken_for) => return None,
+            Patience::Waits if leaves || self.pool.any_leaving(spoken_for) => return None,
             Patience::Waits => {}
             Patience::LastCall => {
                 self.end_given_up(spoken_for);
@@ -241,7 +244,7 @@ impl Transition {
     ) -> Result<UnitId, AllocateOutcome> {
         let mut spoken_for = spoken_for.clone();
         spoken_for.insert(used.clone());
-        let unit = match self.best_for(None, &spoken_for, patience) {
+        let unit = match self.best_for(None, &spoken_for, patience, false) {
             Some(unit) => unit,
             // A process may end, and so may the pod: the pod list can be a moment behind the kubelet.
             None if patience == Patience::Waits => return Err(AllocateOutcome::Wait),

@@ -30,6 +30,8 @@ pub struct CountedOffer {
     pub numa_node: Option<u32>,
     /// On offer and not reserved for a claim either: what `GetPreferredAllocation` picks from, last first.
     pub free: bool,
+    /// A claim was allocated the unit: picked last of all.
+    pub reserved: bool,
 }
 
 /// One device of the ResourceSlice.
@@ -79,7 +81,9 @@ impl Pool {
                 let record = self.ledger.units.get(unit)?;
                 let offered = on_offer.contains(&unit);
                 // A unit that a claim was allocated stays healthy, but is picked last.
-                let free = offered && self.ledger.holds_touching(unit).next().is_none();
+                let mut holds = self.ledger.holds_touching(unit).peekable();
+                let free = offered && holds.peek().is_none();
+                let reserved = holds.any(|(_, hold)| hold.face() == Some(Face::Dra));
                 let healthy = offered || self.keeps_healthy(&id, unit);
                 Some(CountedOffer {
                     unit: unit.clone(),
@@ -90,6 +94,7 @@ impl Pool {
                     },
                     numa_node: record.gpu.numa_node,
                     free,
+                    reserved,
                     id,
                 })
             })
@@ -203,8 +208,9 @@ impl Pool {
 }
 
 impl Offers {
-    /// Picks for `GetPreferredAllocation`: what must be in, then free ids from the tail of the list, then whatever
-    /// else is available. Deterministic, and never an error: an error here fails the pod for good.
+    /// Picks for `GetPreferredAllocation`: what must be in, then free ids from the tail of the list, then ids of counted
+    /// pods, which the kubelet has given up if it offers them, then those whose unit a claim was allocated.
+    /// Deterministic, and never an error: an error here fails the pod for good.
     #[must_use]
     pub fn preferred(
         &self,
@@ -218,11 +224,15 @@ impl Offers {
                 .position(|offer| offer.id.to_string() == *id)
         };
         let free = |id: &String| place(id).is_some_and(|place| self.counted[place].free);
+        let reserved = |id: &String| place(id).is_some_and(|place| self.counted[place].reserved);
         let mut rest: Vec<&String> = available
             .iter()
             .filter(|id| !must_include.contains(id))
             .collect();
-        rest.sort_by_key(|id| (!free(id), std::cmp::Reverse(place(id)), (*id).clone()));
+        rest.sort_by_key(|id| {
+            let last = std::cmp::Reverse(place(id));
+            (reserved(id), !free(id), last, (*id).clone())
+        });
         must_include
             .iter()
             .chain(rest)

@@ -94,6 +94,7 @@ mod tests {
             health,
             numa_node,
             free: health == Health::Healthy,
+            reserved: false,
         }
     }
 

@@ -79,6 +79,7 @@ mod tests {
                 health,
                 numa_node: None,
                 free: health == Health::Healthy,
+                reserved: false,
             }
         };
         let healthy = healthy.iter().map(|id| offer(id, Health::Healthy));

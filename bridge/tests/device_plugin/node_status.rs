@@ -41,6 +41,7 @@ fn offers(healthy: u32, count: u32) -> Arc<Offers> {
             health: Health::Healthy,
             numa_node: None,
             free: true,
+            reserved: false,
         }
     });
     Arc::new(Offers {

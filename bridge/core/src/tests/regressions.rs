@@ -389,6 +389,39 @@ fn get_preferred_allocation_leaves_a_unit_alone_that_is_reserved_for_a_claim() {
 }
 
 #[test]
+fn get_preferred_allocation_takes_what_an_ended_pod_has_before_what_a_claim_was_allocated() {
+    let mut daemon = Daemon::with_gpus(2, all_legacy());
+    daemon.see_pods(&[live("a", 1)]);
+    daemon.granted("GPU-0", &NOTHING);
+    daemon.list(&listing(&[("a", &["GPU-0"])]));
+    daemon.see_claims(&[allocated("claim-a", &["gpu-1"], &["pod-b"])]);
+    // The kubelet has given up pod a, or it would not ask whether GPU-0 should be given again.
+    let offers = daemon.pool.offers();
+    let available = ["GPU-0".to_owned(), "GPU-1".to_owned()];
+    assert_eq!(offers.preferred(&available, &[], 1), ["GPU-0"]);
+}
+
+#[test]
+fn an_id_that_its_pod_is_about_to_leave_is_waited_for_before_a_claim_loses_its_unit() {
+    let mut daemon = Daemon::with_gpus(2, all_legacy());
+    daemon.see_pods(&[live("a", 1), in_flight("b", 1)]);
+    daemon.granted("GPU-1", &NOTHING);
+    daemon.list(&listing(&[("a", &["GPU-1"])]));
+    daemon.see_claims(&[allocated("claim-a", &["gpu-0"], &["pod-c"])]);
+    // For the kubelet pod a has ended; the pod list does not say so yet.
+    let given_up = listing(&[]);
+    let outcome = daemon.allocate(&["GPU-1"], Patience::Waits, &given_up);
+    assert_eq!(outcome, AllocateOutcome::Wait);
+    daemon.see_pods(&[in_flight("b", 1)]);
+    let outcome = daemon.allocate(&["GPU-1"], Patience::Waits, &given_up);
+    assert!(
+        matches!(outcome, AllocateOutcome::Granted(_)),
+        "{outcome:?}"
+    );
+    assert_eq!(daemon.holds("GPU-0"), "Reserved claim-a");
+}
+
+#[test]
 fn an_id_that_was_never_listed_is_unknown_although_it_names_a_unit() {
     let mut daemon = Daemon::with_gpus(1, all_legacy());
     let outcome = daemon.allocate(&["GPU-0::1"], Patience::LastCall, &NOTHING);
