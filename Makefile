@@ -1,5 +1,5 @@
 # Every target is one line. `make test` is what CI runs; `make demo` is where to start.
-.PHONY: help setup check test demo cluster cluster-down cluster-build e2e e2e-containerd churn regen
+.PHONY: help setup check test demo cluster cluster-down cluster-build e2e e2e-containerd churn churn-long regen
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' Makefile | expand -t 18
@@ -33,6 +33,9 @@ e2e-containerd: setup cluster-build ## the same on containerd and runc: needs ro
 
 churn: setup cluster-build ## measure one load: SEED=1 PODS=200 LOAD=high DAEMON=bridge, see tests/bench/README.md
 	@cargo test -q -p gpu-bridge --test e2e -- --ignored --exact churn::program::one_run --nocapture
+
+churn-long: setup cluster-build ## measure all loads with three seeds, an hour or so; goes on where it was broken off
+	@tests/churn-long.sh
 
 regen: ## rewrite the Rust of the .proto files and every golden file; read the diff before you commit it
 	UPDATE_PROTO=1 UPDATE_EXPECT=1 cargo test --workspace --lib --test bootstrap --test admin

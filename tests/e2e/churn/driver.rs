@@ -67,8 +67,8 @@ pub struct Driver<'a> {
     dice: Dice,
     made: [usize; 2],
     round: u32,
-    /// When the next pods come, or the next demand is thrown.
-    next: Duration,
+    /// When the next pods come, or the next demand is thrown; not known before the last round is gone.
+    next: Option<Duration>,
     wanted: [usize; 2],
     last_failed: [Option<Duration>; 2],
     blow: Blow,
@@ -112,8 +112,8 @@ impl<'a> Driver<'a> {
             made: [0, 0],
             round: 0,
             next: match load.arrivals {
-                Arrivals::Waiting | Arrivals::Stream(_) | Arrivals::Bursts { .. } => now,
-                Arrivals::Rounds { .. } => Duration::MAX,
+                Arrivals::Waiting | Arrivals::Stream(_) | Arrivals::Bursts { .. } => Some(now),
+                Arrivals::Rounds { .. } => None,
             },
             wanted: [1, 1],
             last_failed: [None, None],
@@ -186,7 +186,7 @@ impl<'a> Driver<'a> {
         let mut kinds = match self.load.arrivals {
             Arrivals::Waiting => self.missing(),
             Arrivals::Stream(mean) => self.stream(mean),
-            Arrivals::Bursts { each, every } => self.burst(each, |_| every),
+            Arrivals::Bursts { each, every } => self.burst(each, Some(every)),
             Arrivals::Rounds { each, pause } => self.round(each, pause),
         };
         kinds.truncate(left);
@@ -224,8 +224,8 @@ impl<'a> Driver<'a> {
     /// The kinds of which too few pods wait.
     fn missing(&mut self) -> Vec<Kind> {
         let at = now();
-        if at >= self.next {
-            self.next = at + DEMAND_EVERY;
+        if self.is_time(at) {
+            self.next = Some(at + DEMAND_EVERY);
             self.wanted = [0, 0].map(|_: usize| self.dice.weighted(&[(0, 1), (1, 2), (2, 1)]));
         }
         let all = self.came();
@@ -260,19 +260,25 @@ impl<'a> Driver<'a> {
     fn stream(&mut self, mean: Duration) -> Vec<Kind> {
         let mut kinds = Vec::new();
         let at = now();
-        while at >= self.next {
-            self.next += self.dice.pause(mean);
+        while self.is_time(at) {
+            let pause = self.dice.pause(mean);
+            self.next = self.next.map(|next| next + pause);
             kinds.push(self.dice.weighted(&[(Kind::Counted, 1), (Kind::Claim, 1)]));
         }
         kinds
     }
 
-    fn burst(&mut self, each: u32, pause: impl Fn(&mut Dice) -> Duration) -> Vec<Kind> {
-        if now() < self.next {
+    fn is_time(&self, at: Duration) -> bool {
+        self.next.is_some_and(|next| at >= next)
+    }
+
+    fn burst(&mut self, each: u32, pause: Option<Duration>) -> Vec<Kind> {
+        let at = now();
+        if !self.is_time(at) {
             return Vec::new();
         }
         self.round += 1;
-        self.next = now() + pause(&mut self.dice);
+        self.next = pause.map(|pause| at + pause);
         let mut kinds: Vec<Kind> = Kind::BOTH
             .into_iter()
             .flat_map(|kind| std::iter::repeat_n(kind, usize::try_from(each).expect("small")))
@@ -282,15 +288,13 @@ impl<'a> Driver<'a> {
     }
 
     fn round(&mut self, each: u32, pause: (Duration, Duration)) -> Vec<Kind> {
-        let last = self.lives.values().map(|life| life.gone).max().flatten();
         if self.lives.values().any(|life| life.gone.is_none()) {
-            self.next = Duration::MAX;
             return Vec::new();
         }
-        if self.next == Duration::MAX {
-            self.next = last.unwrap_or_else(now) + self.dice.between(pause);
+        if self.next.is_none() {
+            self.next = Some(now() + self.dice.between(pause));
         }
-        self.burst(each, |_| Duration::MAX)
+        self.burst(each, None)
     }
 
     fn note_failures(&mut self) {
@@ -366,7 +370,7 @@ impl<'a> Driver<'a> {
             return;
         }
         let lost = self.lives.iter().filter(|(name, life)| {
-            (life.failed.is_some() || life.evicted.is_some())
+            life.is_lost()
                 && life.successor_of.is_none()
                 && !self.lives.contains_key(&successor(name))
         });

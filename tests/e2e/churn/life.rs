@@ -75,10 +75,12 @@ impl Life {
 
     /// Whether nothing but its end is to be waited for.
     pub fn is_ending(&self) -> bool {
-        self.deleted.is_some()
-            || self.gone.is_some()
-            || self.failed.is_some()
-            || self.evicted.is_some()
+        self.deleted.is_some() || self.gone.is_some() || self.is_lost()
+    }
+
+    /// Failed, or deleted by somebody else.
+    pub fn is_lost(&self) -> bool {
+        self.failed.is_some() || self.evicted.is_some()
     }
 
     /// Since when it has been bound without running.
@@ -93,10 +95,7 @@ impl Life {
 
     /// Whether it should have run: nobody deleted it before, and it did not fail.
     pub fn never_ran(&self) -> bool {
-        self.running.is_none()
-            && self.failed.is_none()
-            && self.evicted.is_none()
-            && self.fate.early.is_none()
+        self.running.is_none() && !self.is_lost() && self.fate.early.is_none()
     }
 }
 

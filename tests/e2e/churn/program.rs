@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::driver::Driver;
-use super::load::{Blows, Load};
+use super::load::{Blows, Load, Successors};
 use super::row::{Evidence, Row};
 use super::{table, trace};
 use crate::standin::StandIns;
@@ -152,21 +152,45 @@ fn rows(folder: &Path) -> Vec<Row> {
         .collect()
 }
 
+/// Everything that is kept of many runs.
+fn report(rows: &[Row]) -> String {
+    let mut lines = vec![
+        "# Churn: what was measured".to_owned(),
+        String::new(),
+        "Made by `make churn-long`; the loads and columns are explained in [../README.md](../README.md), and `runs.jsonl` has the same with more detail.".to_owned(),
+        String::new(),
+        table::head(),
+    ];
+    lines.extend(rows.iter().map(table::line));
+    lines.push(String::new());
+    let at_once = |row: &Row| Load::named(&row.load).successors == Successors::Made;
+    let groups: [(&str, Daemon, bool); 3] = [
+        ("The bridge", Daemon::Bridge, false),
+        (
+            "The bridge, both kinds at once for the last free GPUs",
+            Daemon::Bridge,
+            true,
+        ),
+        ("Two stand-ins", Daemon::StandIns, false),
+    ];
+    for (what, daemon, is_at_once) in groups {
+        let its: Vec<&Row> = rows
+            .iter()
+            .filter(|row| row.daemon == daemon.word() && at_once(row) == is_at_once)
+            .collect();
+        lines.push(format!("- {}", table::verdict(what, &its)));
+    }
+    lines.join("\n") + "\n"
+}
+
 #[test]
 #[ignore = "a part of `make churn-long`"]
 fn all_runs_in_one_table() {
     let folder = repository().join(variable("OUT", "target/churn"));
-    let rows = rows(&folder);
-    println!("{}", table::head());
-    for row in &rows {
-        println!("{}", table::line(row));
-    }
-    println!();
-    for daemon in [Daemon::Bridge, Daemon::StandIns] {
-        let its: Vec<&Row> = rows
-            .iter()
-            .filter(|row| row.daemon == daemon.word())
-            .collect();
-        println!("{}", table::verdict(daemon.word(), &its));
+    let report = report(&rows(&folder));
+    println!("{report}");
+    let kept = variable("KEPT", "");
+    if !kept.is_empty() {
+        fs::write(repository().join(kept), report).expect("the table is written");
     }
 }

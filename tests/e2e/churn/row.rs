@@ -75,6 +75,10 @@ pub struct Row {
     pub counted: usize,
     pub claims: usize,
     pub successors: usize,
+    /// Bursts or rounds.
+    pub rounds: u32,
+    /// Pods that failed or were evicted in the round with the most of them.
+    pub most_lost_in_a_round: usize,
     pub blows: u32,
     /// From the first pod to the last that came.
     pub seconds: u64,
@@ -159,6 +163,8 @@ impl Evidence {
             counted: count(&|life| life.kind == Kind::Counted),
             claims: count(&|life| life.kind == Kind::Claim),
             successors: count(&|life| life.successor_of.is_some()),
+            rounds: lives.iter().map(|life| life.round).max().unwrap_or(0),
+            most_lost_in_a_round: most_lost_in_a_round(&lives),
             blows: run.blows,
             seconds: run.last_came.saturating_sub(run.began).as_secs(),
             counted_failed: count(&|life| life.kind == Kind::Counted && life.failed.is_some()),
@@ -300,6 +306,14 @@ fn waits(run: &Run, is_meant: impl Fn(&Life) -> bool) -> Waits {
         life.wait().or_else(|| life.never_ran().then(never))
     };
     Waits::of(meant.filter_map(wait).collect())
+}
+
+fn most_lost_in_a_round(lives: &[&Life]) -> usize {
+    let mut lost: BTreeMap<u32, usize> = BTreeMap::new();
+    for life in lives.iter().filter(|life| life.round > 0 && life.is_lost()) {
+        *lost.entry(life.round).or_default() += 1;
+    }
+    lost.into_values().max().unwrap_or(0)
 }
 
 /// Whether the kubelet could not read the claim: then no driver was asked.

@@ -46,7 +46,12 @@ pub fn line(row: &Row) -> String {
         row.counted_failed.to_string(),
         and_more(row.prepare_refused, row.prepare_forbidden),
         and_more(row.stuck, row.stuck_by_kubernetes),
-        row.evicted.to_string(),
+        if row.rounds == 0 {
+            row.evicted.to_string()
+        } else {
+            let (rounds, most) = (row.rounds, row.most_lost_in_a_round);
+            format!("{} ({most} at most in one of {rounds} rounds)", row.evicted)
+        },
         quantiles(&row.claim_wait_s),
         quantiles(&row.counted_wait_s),
         row.occupancy_percent.to_string(),
@@ -65,8 +70,8 @@ pub fn line(row: &Row) -> String {
     format!("| {} |", cells.join(" | "))
 }
 
-/// All rows of one daemon against the goal, in one sentence.
-pub fn verdict(daemon: &str, rows: &[&Row]) -> String {
+/// Rows against the goal, in one sentence.
+pub fn verdict(what: &str, rows: &[&Row]) -> String {
     let sum = |count: &dyn Fn(&Row) -> usize| rows.iter().map(|row| count(row)).sum::<usize>();
     let pods = sum(&|row| row.pods);
     let lost = sum(&|row| row.counted_failed + row.evicted);
@@ -76,7 +81,7 @@ pub fn verdict(daemon: &str, rows: &[&Row]) -> String {
     let mut text = String::new();
     let _ = write!(
         text,
-        "{daemon}: {pods} pods, doubled {doubled}, failed or evicted {lost}, stuck by no fault of Kubernetes {stuck}; per 1,000 pods: {:.1}, {:.1}, {:.1}.",
+        "{what}: {pods} pods, doubled {doubled}, failed or evicted {lost}, stuck by no fault of Kubernetes {stuck}; per 1,000 pods: {:.1}, {:.1}, {:.1}.",
         each(doubled),
         each(lost),
         each(stuck)

@@ -1,0 +1,46 @@
+#!/usr/bin/env bash
+# churn-long.sh: many runs of `make churn`, and their table in tests/bench/churn.
+#
+# What has a result in target/churn-long is not run again, so a run that was
+# broken off goes on where it was; remove the folder to begin anew. Two runs
+# at a time is what two cores carry: say another number with JOBS.
+# SEEDS="1 2 3" and SHARE=100 (percent of the pods below) can be said too.
+# LAUNCH is a command that starts each run, if it needs one.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+results=target/churn-long
+kept=tests/bench/churn
+seeds=${SEEDS:-1 2 3}
+share=${SHARE:-100}
+
+# 1,000 pods a seed for the goal, and beside them both kinds at once for the
+# last free GPU. The stand-ins do not come back after a restart of the kubelet.
+bridge="high:400 mid:250 burst:180 restarts:170 one:40 eight:80"
+stand_ins="high:200 mid:125 burst:96"
+
+cargo test -q -p gpu-bridge --test e2e --no-run
+mkdir -p "$results" "$kept"
+
+# plan DAEMON SEEDS LOADS: a line for each run.
+plan() {
+  local seed load
+  for seed in $2; do
+    for load in $3; do echo "$1 $seed ${load%:*} $((${load#*:} * share / 100))"; done
+  done
+}
+
+# run DAEMON SEED LOAD PODS: one run, unless there is a result.
+run() {
+  [ -f "$results/$1-$3-$2.json" ] && return
+  echo "== $1, load $3, seed $2, $4 pods"
+  DAEMON=$1 SEED=$2 LOAD=$3 PODS=$4 OUT=$results ${LAUNCH:-} cargo test -q -p gpu-bridge --test e2e -- \
+    --ignored --exact churn::program::one_run --nocapture >"$results/$1-$3-$2.log" 2>&1 ||
+    { echo "== failed: $results/$1-$3-$2.log"; return 1; }
+}
+export -f run
+export results LAUNCH
+
+{ plan bridge "$seeds" "$bridge"; plan stand-ins "${seeds%% *}" "$stand_ins"; } |
+  xargs -P "${JOBS:-2}" -L 1 bash -c 'run "$@"' run
+cat "$results"/*.json >"$kept/runs.jsonl"
+OUT=$results KEPT=$kept/README.md cargo test -q -p gpu-bridge --test e2e -- --ignored --exact churn::program::all_runs_in_one_table --nocapture
