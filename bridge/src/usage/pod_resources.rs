@@ -16,9 +16,10 @@ use legacy_proto::podresources::{
     self, AllocatableResourcesRequest, ContainerResources, ListPodResourcesRequest,
 };
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
+use tonic::{Code, Response};
 use tracing::{debug, info, warn};
 
 pub use about::{AskAbout, ask_about};
@@ -30,6 +31,8 @@ use crate::uds::{self, Throttle};
 /// How long a List may take. The kubelet answers from memory within milliseconds; rule 5 asks inside an `Allocate`,
 /// which should not hang for more than some seconds.
 const LIST_LIMIT: Duration = Duration::from_secs(2);
+/// Pause after the kubelet has turned a call away for its rate: room for two more comes within it.
+const RATE_PAUSE: Duration = Duration::from_millis(20);
 /// Time between two Lists while anything is held.
 const PERIOD_HELD: Duration = Duration::from_secs(1);
 /// Time between two Lists while nothing is.
@@ -116,8 +119,11 @@ impl PodResources {
     }
 
     async fn try_list(&self) -> Result<Listing, Error> {
-        let mut client = self.client.clone();
-        let answer = timeout(LIST_LIMIT, client.list(ListPodResourcesRequest {}))
+        let list = within_the_rate(|| {
+            let mut client = self.client.clone();
+            async move { client.list(ListPodResourcesRequest {}).await }
+        });
+        let answer = timeout(LIST_LIMIT, list)
             .await
             .map_err(|_| Error::TimedOut {
                 socket: self.socket.clone(),
@@ -146,8 +152,11 @@ impl PodResources {
     /// # Errors
     /// The kubelet does not answer.
     pub async fn allocatable_ids(&self) -> Result<BTreeSet<String>, Error> {
-        let mut client = self.client.clone();
-        let call = client.get_allocatable_resources(AllocatableResourcesRequest {});
+        let call = within_the_rate(|| {
+            let mut client = self.client.clone();
+            let request = AllocatableResourcesRequest {};
+            async move { client.get_allocatable_resources(request).await }
+        });
         let answer = timeout(LIST_LIMIT, call)
             .await
             .map_err(|_| Error::TimedOut {
@@ -230,6 +239,27 @@ impl PodResources {
             );
         }
     }
+}
+
+/// Asks until the kubelet has room for the call. It serves 100 calls a second and 10 at once, whoever asks, and turns
+/// the others away; inside an `Allocate` that would fail a pod for good. The caller has the time limit.
+///
+/// Source: kubernetes v1.37.2, `pkg/kubelet/apis/grpc/ratelimit.go`.
+async fn within_the_rate<T, F>(call: impl Fn() -> F) -> Result<Response<T>, tonic::Status>
+where
+    F: Future<Output = Result<Response<T>, tonic::Status>>,
+{
+    loop {
+        match call().await {
+            Err(status) if is_turned_away(&status) => sleep(RATE_PAUSE).await,
+            answer => return answer,
+        }
+    }
+}
+
+/// An answer that is too long has the same code.
+fn is_turned_away(status: &tonic::Status) -> bool {
+    status.code() == Code::ResourceExhausted && status.message().contains("rate limit")
 }
 
 /// Asks pod-resources for ever, and tells the pool: each second while anything is held, else each 10 s, and more

@@ -1,10 +1,11 @@
 //! Holds by what pod-resources shows.
 
-use bridge_core::HoldKind;
+use bridge_core::{DeviceId, HoldKind};
+use futures::future::join_all;
 use gpu_bridge::usage::PodResources;
 use testkit::{Phase, Pod, eventually};
 
-use crate::world::{DEADLINE, NODE, RESOURCE, World, in_api, uid};
+use crate::world::{DEADLINE, NODE, RESOURCE, World, in_api, uid, unit};
 
 #[tokio::test]
 async fn a_grant_is_bound_to_its_pod_once_the_kubelet_lists_it() {
@@ -77,6 +78,25 @@ async fn a_kubelet_that_is_away_ends_nothing_and_is_heard_again() {
     world.kubelet.restart().await.unwrap();
     world.arbiter.more_listings(3).await;
     assert_eq!(world.arbiter.bound().len(), 1);
+}
+
+#[tokio::test]
+async fn questions_beyond_the_kubelets_rate_are_answered_a_little_later() {
+    /// Three times what the kubelet serves at once.
+    const QUESTIONS: usize = 30;
+    let world = World::serving().await;
+    world.run_bound_pod("a").await;
+    let lists = join_all((0..QUESTIONS).map(|_| world.resources.list())).await;
+    let turned_away: Vec<_> = lists
+        .iter()
+        .filter_map(|list| list.as_ref().err())
+        .collect();
+    assert!(turned_away.is_empty(), "{turned_away:?}");
+    let (status, pods) = (world.arbiter.status(), world.pods.borrow().clone());
+    let ids = [DeviceId::of_unit(unit(0)), DeviceId::of_unit(unit(1))];
+    let about = || world.resources.about(&ids, &status, pods.as_ref());
+    let answers = join_all((0..QUESTIONS).map(|_| about())).await;
+    assert!(answers.iter().all(Result::is_ok), "{answers:?}");
 }
 
 #[tokio::test]

@@ -227,6 +227,7 @@ pub(crate) struct World {
     pub(crate) arbiter: Arbiter,
     pub(crate) pods: watch::Receiver<Option<Pods>>,
     pub(crate) named: watch::Receiver<Option<NamedClaims>>,
+    pub(crate) resources: PodResources,
     pub(crate) folder: TempDir,
     _registration: watch::Receiver<RegistrationState>,
     tasks: JoinSet<()>,
@@ -298,7 +299,7 @@ impl World {
         tasks.spawn(async move { plugin.await.unwrap() });
 
         let listing = usage::run_listing(
-            resources,
+            resources.clone(),
             pods.clone(),
             arbiter.handle.clone(),
             stop.clone(),
@@ -319,6 +320,7 @@ impl World {
             arbiter,
             pods,
             named,
+            resources,
             folder,
             _registration: registration,
             tasks,

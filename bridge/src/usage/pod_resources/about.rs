@@ -11,7 +11,7 @@ use tokio::time::timeout;
 use tonic::Code;
 use tracing::debug;
 
-use super::{Error, LIST_LIMIT, PodResources};
+use super::{Error, LIST_LIMIT, PodResources, within_the_rate};
 use crate::usage::status_text;
 
 /// The most Gets for one question. The kubelet serves 100 calls a second and 10 at once, List included.
@@ -102,7 +102,11 @@ impl PodResources {
             pod_name: name.name.clone(),
             pod_namespace: name.namespace.clone(),
         };
-        match self.client.clone().get(request).await {
+        let get = within_the_rate(|| {
+            let (mut client, request) = (self.client.clone(), request.clone());
+            async move { client.get(request).await }
+        });
+        match get.await {
             Ok(answer) => Ok(answer
                 .into_inner()
                 .pod_resources

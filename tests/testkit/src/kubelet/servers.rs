@@ -1,10 +1,11 @@
 //! What the kubelet serves to others: pod-resources v1 and the Pods API v1alpha1.
 //!
 //! Follows kubernetes v1.37.2, `pkg/kubelet/apis/podresources/server_v1.go`, `pkg/kubelet/apis/pods/server.go`
-//! and `pkg/kubelet/cm/container_manager*.go`. Not imitated: the limit of 100 calls a second.
+//! `pkg/kubelet/apis/grpc/ratelimit.go` and `pkg/kubelet/cm/container_manager*.go`.
 
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use futures::{Stream, StreamExt as _, stream};
 use legacy_proto::deviceplugin;
@@ -29,9 +30,42 @@ use super::pod::{ContainerKind, Entry};
 use super::session::Session;
 use crate::lock;
 
+/// Calls of pod-resources that come at once and are all served.
+const BURST: f64 = 10.0;
+/// Calls a second beyond those.
+const CALLS_PER_SECOND: f64 = 100.0;
+
 /// Pod-resources of one kubelet process.
 #[derive(Debug)]
-pub(crate) struct PodResourcesService(pub(crate) Arc<Session>);
+pub(crate) struct PodResourcesService {
+    session: Arc<Session>,
+    /// Calls that may come now, and when that was so.
+    limit: Mutex<(f64, Instant)>,
+}
+
+impl PodResourcesService {
+    pub(crate) fn new(session: Arc<Session>) -> Self {
+        Self {
+            session,
+            limit: Mutex::new((BURST, Instant::now())),
+        }
+    }
+
+    fn check_limit(&self) -> Result<(), Status> {
+        let mut limit = lock(&self.limit);
+        let (left, since) = *limit;
+        let now = Instant::now();
+        let grown = (now - since).as_secs_f64() * CALLS_PER_SECOND;
+        let left = (left + grown).min(BURST);
+        let is_within = left >= 1.0;
+        *limit = (if is_within { left - 1.0 } else { left }, now);
+        if is_within {
+            Ok(())
+        } else {
+            Err(Status::resource_exhausted("rejected by rate limit"))
+        }
+    }
+}
 
 #[tonic::async_trait]
 impl PodResourcesLister for PodResourcesService {
@@ -39,9 +73,10 @@ impl PodResourcesLister for PodResourcesService {
         &self,
         _: Request<ListPodResourcesRequest>,
     ) -> Result<Response<ListPodResourcesResponse>, Status> {
-        let active = self.0.pods.active();
+        self.check_limit()?;
+        let active = self.session.pods.active();
         // List frees what inactive pods have; Get does not.
-        self.0.free_inactive();
+        self.session.free_inactive();
         Ok(Response::new(ListPodResourcesResponse {
             pod_resources: active.iter().map(|it| self.pod(it)).collect(),
         }))
@@ -51,11 +86,12 @@ impl PodResourcesLister for PodResourcesService {
         &self,
         request: Request<GetPodResourcesRequest>,
     ) -> Result<Response<GetPodResourcesResponse>, Status> {
+        self.check_limit()?;
         let GetPodResourcesRequest {
             pod_name,
             pod_namespace,
         } = request.into_inner();
-        let active = self.0.pods.active();
+        let active = self.session.pods.active();
         let found = active
             .iter()
             .find(|it| it.pod.name == pod_name && it.pod.namespace == pod_namespace);
@@ -73,7 +109,8 @@ impl PodResourcesLister for PodResourcesService {
         &self,
         _: Request<AllocatableResourcesRequest>,
     ) -> Result<Response<AllocatableResourcesResponse>, Status> {
-        let book = lock(&self.0.devices);
+        self.check_limit()?;
+        let book = lock(&self.session.devices);
         let devices = book
             .allocatable()
             .into_iter()
@@ -93,7 +130,7 @@ impl PodResourcesService {
             ContainerKind::Sidecar | ContainerKind::App => true,
         });
         let containers = shown.map(|container| {
-            let has = lock(&self.0.devices).container(&entry.pod.uid, &container.name);
+            let has = lock(&self.session.devices).container(&entry.pod.uid, &container.name);
             let devices = has.iter().flat_map(|(resource, grant)| {
                 grant.ids.iter().flat_map(move |(node, ids)| {
                     ids.iter().map(move |id| ContainerDevices {
@@ -123,7 +160,7 @@ impl PodResourcesService {
         let infos = entry
             .claims
             .iter()
-            .map(|claim| self.0.claims.info(&claim.namespace, &claim.name));
+            .map(|claim| self.session.claims.info(&claim.namespace, &claim.name));
         let infos: Option<Vec<ClaimInfo>> = infos.collect();
         infos
             .unwrap_or_default()

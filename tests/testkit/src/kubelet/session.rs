@@ -146,7 +146,7 @@ impl Session {
         let resources = self.paths.root.join(podresources::DIR);
         self.serve(
             &resources.join(podresources::SOCKET),
-            PodResourcesListerServer::new(PodResourcesService(Arc::clone(self))),
+            PodResourcesListerServer::new(PodResourcesService::new(Arc::clone(self))),
         )?;
         let local = self.paths.root.join(pods::DIR);
         self.serve(
