@@ -47,6 +47,9 @@ const STRANGER_PERIOD: Duration = Duration::from_secs(5);
 const FIRST_SCAN_LIMIT: Duration = Duration::from_secs(5);
 /// How long tasks may take to end after SIGTERM: calls in progress finish well within it.
 const STOP_LIMIT: Duration = Duration::from_secs(10);
+/// How long the counted pods that are on their way may take after SIGTERM. As a rule they are served within half a
+/// second; one that hangs in the kubelet must not keep the daemon.
+const LEAVE_LIMIT: Duration = Duration::from_secs(3);
 
 /// A background task: its name, and why it ended.
 type Ended = (&'static str, anyhow::Result<()>);
@@ -82,6 +85,18 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
         arbiter.run().await;
         ("arbiter", Ok(()))
     });
+    let faces = Faces {
+        options: &options,
+        config: &config,
+        handle: &handle,
+        conditions: &conditions,
+        client,
+        resources: usage::PodResources::new(&options.kubelet_dir, options.node_name.clone()),
+        stop: &stop,
+    };
+    // Before the inventory, which takes seconds on a large node: until the kubelet reads our list, no counted pod
+    // should come.
+    let registration = faces.start_node_status(&mut tasks);
     let scans = start_inventory(&mut tasks, nvml, &handle, &conditions, &stop).await;
     let (waiting, waiting_for) = watch::channel(String::new());
     let sources = admin::Sources {
@@ -92,24 +107,20 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
     };
     // Before the faces: a daemon that can't have its address must not come and go at the kubelet.
     start_admin(&mut tasks, &options, sources, &stop).await?;
-    let faces = Faces {
-        options: &options,
-        config: &config,
-        handle: &handle,
-        conditions: &conditions,
-        client,
-        stop: &stop,
+    let started = Started {
+        store,
+        on_disk,
+        scans,
+        registration,
+        waiting,
     };
-    faces
-        .start(&mut tasks, &store, on_disk, scans, waiting)
-        .await?;
+    faces.start(&mut tasks, started).await?;
     info!(
         node = options.node_name,
         mode = config.settings.mode.as_str(),
         "gpu-bridge runs"
     );
-    drop(handle);
-    wait_for_the_end(tasks, stop).await
+    wait_for_the_end(tasks, handle, stop).await
 }
 
 /// Opens the ledger and says what a start without a good one means.
@@ -344,38 +355,44 @@ struct Faces<'a> {
     handle: &'a Handle,
     conditions: &'a Conditions,
     client: kube::Client,
+    resources: usage::PodResources,
     stop: &'a CancellationToken,
 }
 
+/// What the faces need of what was started before them.
+struct Started {
+    store: Arc<Store>,
+    on_disk: OnDisk,
+    scans: watch::Receiver<Scan>,
+    registration: watch::Sender<device_plugin::RegistrationState>,
+    waiting: watch::Sender<String>,
+}
+
 impl Faces<'_> {
-    async fn start(
-        &self,
-        tasks: &mut Tasks,
-        store: &Arc<Store>,
-        on_disk: OnDisk,
-        scans: watch::Receiver<Scan>,
-        waiting: watch::Sender<String>,
-    ) -> anyhow::Result<()> {
-        let resources =
-            usage::PodResources::new(&self.options.kubelet_dir, self.options.node_name.clone());
+    async fn start(&self, tasks: &mut Tasks, started: Started) -> anyhow::Result<()> {
+        let Started {
+            store,
+            on_disk,
+            scans,
+            registration,
+            waiting,
+        } = started;
         let (claims, pods) = self.follow(tasks);
-        let (registration, registered) =
-            watch::channel(device_plugin::RegistrationState::default());
         let (_, handle, stop) = self.own();
         let mut lookout = lookout::new(
             self.options,
-            resources.clone(),
+            self.resources.clone(),
             pods.clone(),
-            registered.clone(),
+            registration.subscribe(),
             handle,
         );
         // Before the faces: nothing is offered beside another daemon that was there first.
         lookout.look().await?;
         tasks.spawn(lookout::run(lookout, stop));
-        self.start_device_plugin(tasks, &resources, pods.clone(), registration, registered);
+        self.start_device_plugin(tasks, registration, pods.clone());
         self.start_dra(tasks);
         let (_, handle, stop) = self.own();
-        let (listing, bound) = (resources.clone(), pods.clone());
+        let (listing, bound) = (self.resources.clone(), pods.clone());
         tasks.spawn(async move {
             let done = usage::run_listing(listing, bound, handle, stop).await;
             ("pod-resources watch", done.map_err(anyhow::Error::from))
@@ -386,13 +403,12 @@ impl Faces<'_> {
             self.conditions.clone(),
             self.stop.clone(),
         ));
-        let store = Arc::clone(store);
         let leftovers = Leftovers {
             on_disk,
             unprepared: Arc::new(move || store.unprepared()),
             scans,
         };
-        self.adopt(tasks, resources, leftovers, (claims, pods), waiting);
+        self.adopt(tasks, leftovers, (claims, pods), waiting);
         Ok(())
     }
 
@@ -419,7 +435,6 @@ impl Faces<'_> {
     fn adopt(
         &self,
         tasks: &mut Tasks,
-        resources: usage::PodResources,
         leftovers: Leftovers,
         (claims, pods): Followed,
         waiting: watch::Sender<String>,
@@ -427,7 +442,7 @@ impl Faces<'_> {
         let (_, handle, stop) = self.own();
         let scans = leftovers.scans;
         let inputs = usage::AdoptionInputs {
-            resources,
+            resources: self.resources.clone(),
             kubelet_dir: self.options.kubelet_dir.clone(),
             device_plugin_dir: self.options.device_plugin_dir.clone(),
             pods,
@@ -455,10 +470,8 @@ impl Faces<'_> {
     fn start_device_plugin(
         &self,
         tasks: &mut Tasks,
-        resources: &usage::PodResources,
-        pods: watch::Receiver<Option<Pods>>,
         state: watch::Sender<device_plugin::RegistrationState>,
-        seen: watch::Receiver<device_plugin::RegistrationState>,
+        pods: watch::Receiver<Option<Pods>>,
     ) {
         let settings = device_plugin::Settings {
             folder: self.options.device_plugin_dir.clone(),
@@ -468,8 +481,8 @@ impl Faces<'_> {
                 .as_ref()
                 .map_or_else(|| "node".to_owned(), ToString::to_string),
         };
-        let list_now = usage::ask_about(resources.clone(), self.handle.status(), pods);
-        self.start_node_status(tasks, resources, seen.clone());
+        let list_now = usage::ask_about(self.resources.clone(), self.handle.status(), pods);
+        let seen = state.subscribe();
         let (_, handle, stop) = self.own();
         tasks.spawn(async move {
             let done = device_plugin::run(settings, handle, list_now, state, stop).await;
@@ -482,13 +495,14 @@ impl Faces<'_> {
         ));
     }
 
+    /// Also returns where the device plugin says how far its registration is.
     fn start_node_status(
         &self,
         tasks: &mut Tasks,
-        resources: &usage::PodResources,
-        registered: watch::Receiver<device_plugin::RegistrationState>,
-    ) {
-        let resources = resources.clone();
+    ) -> watch::Sender<device_plugin::RegistrationState> {
+        let (registration, registered) =
+            watch::channel(device_plugin::RegistrationState::default());
+        let resources = self.resources.clone();
         let (node, handle, stop) = self.own();
         let inputs = device_plugin::NodeStatusInputs {
             client: self.client.clone(),
@@ -514,6 +528,7 @@ impl Faces<'_> {
             self.conditions.clone(),
             self.stop.clone(),
         ));
+        registration
     }
 
     fn start_dra(&self, tasks: &mut Tasks) {
@@ -560,7 +575,11 @@ fn minors(scan: &Scan) -> Option<Vec<(UnitId, u32)>> {
 }
 
 /// Waits for a signal or for a task that ends, tells all others to stop, and gives them a moment.
-async fn wait_for_the_end(mut tasks: Tasks, stop: CancellationToken) -> anyhow::Result<()> {
+async fn wait_for_the_end(
+    mut tasks: Tasks,
+    handle: Handle,
+    stop: CancellationToken,
+) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate()).context("SIGTERM can't be waited for")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("SIGINT can't be waited for")?;
     let end = tokio::select! {
@@ -568,12 +587,33 @@ async fn wait_for_the_end(mut tasks: Tasks, stop: CancellationToken) -> anyhow::
         _ = interrupt.recv() => { info!("SIGINT: gpu-bridge stops"); Ok(()) }
         ended = tasks.join_next() => Err(why_it_ended(ended)),
     };
+    if end.is_ok() {
+        tokio::select! {
+            () = leave(&handle) => {}
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    }
+    drop(handle);
     stop.cancel();
     let rest = async { while tasks.join_next().await.is_some() {} };
     if tokio::time::timeout(STOP_LIMIT, rest).await.is_err() {
         warn!("some tasks did not end in time and are left behind");
     }
     end
+}
+
+/// Waits until no counted pod is on its way to this node any more: without a daemon the kubelet fails it for good.
+async fn leave(handle: &Handle) {
+    if let Err(failure) = handle.observe(Observation::Leaving).await {
+        warn!(error = %failure, "the count in the own Node stays as it is");
+        return;
+    }
+    let mut offers = handle.offers();
+    let clear = offers.wait_for(|offers| offers.clear);
+    if tokio::time::timeout(LEAVE_LIMIT, clear).await.is_err() {
+        warn!("counted pods may still be on their way here; the kubelet fails them");
+    }
 }
 
 fn why_it_ended(ended: Option<Result<Ended, tokio::task::JoinError>>) -> anyhow::Error {

@@ -160,6 +160,7 @@ fn some_offers() -> Offers {
     };
     Offers {
         count: 0,
+        clear: false,
         counted: vec![
             counted(8, Health::Healthy, true),
             counted(9, Health::Unhealthy, false),

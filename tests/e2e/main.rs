@@ -27,4 +27,5 @@ mod rights;
 mod sides;
 mod split;
 mod standin;
+mod trouble;
 mod world;

@@ -112,6 +112,11 @@ impl PodSpec {
         self.0
     }
 
+    /// What the API server is sent.
+    pub fn build(self) -> Pod {
+        serde_json::from_value(self.0).expect("a pod")
+    }
+
     /// Bound to the node without the scheduler.
     pub fn on_node(mut self) -> Self {
         self.0["spec"]["nodeName"] = json!("node-0");
@@ -180,9 +185,8 @@ impl World {
     }
 
     pub async fn create(&self, pod: PodSpec) {
-        let pod: Pod = serde_json::from_value(pod.0).expect("a pod");
         self.pods()
-            .create(&PostParams::default(), &pod)
+            .create(&PostParams::default(), &pod.build())
             .await
             .expect("the pod is created");
     }

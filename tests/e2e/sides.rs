@@ -17,7 +17,7 @@ const NEXT: Duration = Duration::from_secs(20);
 
 impl World {
     /// Waits until both schedulers see all GPUs: the count in the node's status, and devices without taints.
-    async fn wait_at_rest(&self, gpus: usize) {
+    pub async fn wait_at_rest(&self, gpus: usize) {
         self.wait_for("everything rests", NEXT, async |world: &Self| {
             world.status().await["units"]
                 .as_array()
@@ -31,14 +31,14 @@ impl World {
     }
 
     /// The count in the node's status.
-    async fn count(&self) -> Option<String> {
+    pub async fn count(&self) -> Option<String> {
         let nodes: Api<Node> = Api::all(self.client.clone());
         let node = nodes.get("node-0").await.expect("the API server answers");
         let count = node.status?.allocatable?.remove("nvidia.com/gpu")?;
         Some(count.0)
     }
 
-    async fn wait_count(&self, count: &str) {
+    pub async fn wait_count(&self, count: &str) {
         self.wait_for(
             "the count in the node's status",
             NEXT,

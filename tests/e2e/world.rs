@@ -247,6 +247,14 @@ impl World {
         assert!(sent.success(), "{signal} was not sent");
     }
 
+    /// Tells the daemon to stop and waits until it has.
+    pub fn terminate_daemon(&mut self) {
+        self.signal_daemon("TERM");
+        let mut daemon = self.daemon.take().expect("the daemon was started");
+        let status = daemon.child.wait().expect("it ends");
+        assert!(status.success(), "the daemon ended with {status}");
+    }
+
     /// Waits until /readyz says yes.
     pub async fn wait_ready(&mut self) {
         let deadline = Instant::now() + READY_LIMIT;

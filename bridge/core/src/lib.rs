@@ -23,6 +23,7 @@
 mod adopt;
 mod allocate;
 mod arrivals;
+mod count;
 mod evidence;
 mod foreign;
 mod gpu;

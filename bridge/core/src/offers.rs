@@ -50,8 +50,11 @@ pub struct ClaimOffer {
 /// What both faces show.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Offers {
-    /// What `node.status.allocatable` should say: healthy ids without those that are about to be withdrawn.
+    /// What `node.status.allocatable` should say: healthy ids without those that are about to be withdrawn; 0 while
+    /// nothing is given out.
     pub count: u32,
+    /// Whether a daemon that was told to stop may do so: the count is lowered, and no counted pod is on its way.
+    pub clear: bool,
     /// All ids, always, in the order of the device numbers.
     pub counted: Vec<CountedOffer>,
     /// All devices, in the same order; `None`: no slice at all, because the face is closed, nothing holds it
@@ -65,12 +68,13 @@ impl Pool {
     pub fn offers(&self) -> Offers {
         Offers {
             count: self.count(),
+            clear: self.seen.motion.clear,
             counted: self.counted_offers(),
             claims: self.claim_offers(),
         }
     }
 
-    fn counted_offers(&self) -> Vec<CountedOffer> {
+    pub(crate) fn counted_offers(&self) -> Vec<CountedOffer> {
         let on_offer = self.on_offer(Face::Legacy);
         self.ledger
             .in_order()
@@ -106,25 +110,6 @@ impl Pool {
         let carried = self.ledger.carrier_of(id).is_some() && self.presence(unit) != Presence::Lost;
         let known = self.standing != Standing::Serving && self.seen.kubelet_ids.contains(id);
         carried || known
-    }
-
-    /// The count that schedulers should read. Never below what is held and what is on its way.
-    pub(crate) fn count(&self) -> u32 {
-        let offers = self.counted_offers();
-        let healthy = offers
-            .iter()
-            .filter(|offer| offer.health == Health::Healthy);
-        let withdrawn = |offer: &&CountedOffer| {
-            self.ledger.carrier_of(&offer.id).is_none()
-                && self
-                    .side_of(&offer.unit)
-                    .is_some_and(|side| !side.is_counted())
-        };
-        let all = healthy.clone().count();
-        let counted = healthy.filter(|offer| !withdrawn(offer)).count();
-        let needed = self.held_through(Face::Legacy)
-            + usize::try_from(self.counted_in_flight()).unwrap_or(usize::MAX);
-        u32::try_from(counted.max(needed.min(all))).unwrap_or(u32::MAX)
     }
 
     fn claim_offers(&self) -> Option<Vec<ClaimOffer>> {

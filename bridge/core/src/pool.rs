@@ -113,15 +113,11 @@ impl Pool {
     }
 
     fn new(ledger: Ledger, settings: Settings, standing: Standing) -> Self {
-        let motion = Motion::at_start(&ledger);
         Self {
             ledger,
             settings,
             standing,
-            seen: Seen {
-                motion,
-                ..Seen::default()
-            },
+            seen: Seen::default(),
         }
     }
 

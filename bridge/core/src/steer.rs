@@ -11,7 +11,7 @@ use crate::arrivals::Arrivals;
 use crate::evidence::PodPhase;
 use crate::hold::HoldKind;
 use crate::id::{ClaimUid, PodUid, UnitId};
-use crate::ledger::{Access, Ledger, Side};
+use crate::ledger::{Access, Side};
 use crate::pool::{Pool, Transition};
 use crate::settings::{Face, Mode};
 
@@ -41,32 +41,35 @@ pub(crate) struct Motion {
     dark_since: BTreeMap<UnitId, Duration>,
     turn: Option<Turn>,
     wake_at: Option<Duration>,
+    /// The daemon was told to stop, and wants no higher count than this any more.
+    pub(crate) leaving: Option<u32>,
+    /// Since when the lowered count is shown to the last while nobody is in flight, on the way out.
+    pub(crate) clear_since: Option<Duration>,
+    /// Whether that is long enough.
+    pub(crate) clear: bool,
 }
 
 /// What is known of the count in the own Node's status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum NodeView {
-    /// Nothing since the start, and units were at rest or on their way before it: they stay as they are.
+    /// Nothing since the start: units stay as they are.
+    #[default]
     NotYet,
     /// It can't be seen, or this daemon may not change it.
-    #[default]
     Blind,
     /// The watch shows this count.
     Shown(u32),
 }
 
 impl Motion {
-    /// What a daemon remembers that starts with a ledger: nothing, but that it must not hasten.
-    pub(crate) fn at_start(ledger: &Ledger) -> Self {
-        let moves = |side: Side| !matches!(side, Side::Legacy | Side::Dra);
-        let node = if ledger.units.values().any(|record| moves(record.side)) {
-            NodeView::NotYet
-        } else {
-            NodeView::Blind
-        };
-        Self {
-            node,
-            ..Self::default()
+    pub(crate) fn is_node_shown(&self) -> bool {
+        matches!(self.node, NodeView::Shown(_))
+    }
+
+    pub(crate) fn shows_at_most(&self, count: u32) -> bool {
+        match self.node {
+            NodeView::Shown(shown) => shown <= count,
+            NodeView::NotYet | NodeView::Blind => false,
         }
     }
 }
@@ -98,16 +101,20 @@ struct Turn {
 }
 
 impl Pool {
-    /// When this pool wants to be looked at again, as uptime: a move is settled then, a turn over, or an eviction.
+    /// When this pool wants to be looked at again, as uptime: a move is settled then, a turn over, an eviction,
+    /// or the way out.
     #[must_use]
     pub fn wake_at(&self) -> Option<Duration> {
-        let due = [self.seen.motion.wake_at, self.seen.lost.wake_at];
+        let motion = &self.seen.motion;
+        let clear = motion.clear_since.filter(|_| !motion.clear);
+        let clear = clear.map(|since| since + self.settings.pace.settle);
+        let due = [motion.wake_at, self.seen.lost.wake_at, clear];
         due.into_iter().flatten().min()
     }
 
     /// Whether free units move: both faces are open, the limits leave room, and the count can be lowered.
     pub(crate) fn is_mobile(&self) -> bool {
-        self.may_move() && matches!(self.seen.motion.node, NodeView::Shown(_))
+        self.may_move() && self.seen.motion.is_node_shown()
     }
 
     /// Whether mode and limits let units move.
@@ -221,6 +228,7 @@ impl Transition {
     pub(crate) fn steer(&mut self) {
         self.note_arrivals();
         self.note_free();
+        self.watch_the_way_out();
         if self.pool.seen.rivalry.is_some() {
             self.pool.seen.motion.pause();
             return;
@@ -408,10 +416,7 @@ impl Transition {
         self.note_withdrawn();
         let now = self.now.uptime;
         let settle = self.pool.settings.pace.settle;
-        let is_lowered = match self.pool.seen.motion.node {
-            NodeView::Shown(count) => count <= self.pool.count(),
-            NodeView::NotYet | NodeView::Blind => false,
-        };
+        let is_lowered = self.pool.seen.motion.shows_at_most(self.pool.count());
         let motion = &mut self.pool.seen.motion;
         if is_lowered {
             motion.lowered_since.get_or_insert(now);

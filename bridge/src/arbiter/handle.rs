@@ -103,6 +103,8 @@ pub enum Observation {
     Rivals(BTreeSet<Rival>),
     /// The count of the resource in the own Node's status; `None` while it can't be seen or not be changed.
     Node(Option<u32>),
+    /// The daemon was told to stop.
+    Leaving,
 }
 
 /// A message to the arbiter.

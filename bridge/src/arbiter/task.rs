@@ -471,6 +471,7 @@ pub(super) fn observe(transition: &mut Transition, observation: Observation) {
         Observation::Processes => transition.observe_processes(),
         Observation::Node(count) => transition.observe_node(count),
         Observation::Rivals(rivals) => transition.observe_rivals(rivals),
+        Observation::Leaving => transition.leave(),
     }
 }
 

@@ -68,9 +68,9 @@ pub async fn preview(options: &RunOptions) -> anyhow::Result<Foresight> {
         handle: &handle,
         conditions: &conditions,
         client,
+        resources: usage::PodResources::new(&options.kubelet_dir, options.node_name.clone()),
         stop: &stop,
     };
-    let resources = usage::PodResources::new(&options.kubelet_dir, options.node_name.clone());
     let (claims, pods) = faces.follow(&mut tasks);
     let (waiting, waiting_for) = watch::channel(String::new());
     let cdi = CdiFiles::new(
@@ -87,13 +87,7 @@ pub async fn preview(options: &RunOptions) -> anyhow::Result<Foresight> {
         },
         scans,
     };
-    faces.adopt(
-        &mut tasks,
-        resources,
-        found,
-        (claims.clone(), pods),
-        waiting,
-    );
+    faces.adopt(&mut tasks, found, (claims.clone(), pods), waiting);
     let mut status = handle.status();
     let adopted = status.wait_for(|status| status.standing == Standing::Serving);
     match tokio::time::timeout(PATIENCE, adopted).await {

@@ -5,6 +5,9 @@
 //! and up as soon as the kubelet counts that many. What agrees with the kubelet stays; what it reverts at its own
 //! tick is written again. What the Node shows goes to the arbiter, which moves nothing without it.
 //!
+//! A kubelet that has lost our list fails every counted pod that it admits, and the Node shows the old count for up
+//! to ten seconds more, or for as long as the kubelet is away. So it is lowered to what the kubelet will say in the end.
+//!
 //! Nothing is decided here. Source: kubernetes v1.37.2, `pkg/kubelet/kubelet_node_status.go`.
 
 use std::fmt;
@@ -32,6 +35,10 @@ const UNSEEN_AFTER: Duration = Duration::from_secs(2);
 
 /// Events of one object that wait for this task; it takes them within the time of one PATCH.
 const EVENT_BOUND: usize = 16;
+
+/// The count while the kubelet does not read our list: the kubelet's own. With what is held instead, the next pod
+/// would come as soon as one ends, and fail.
+const UNSERVED: u32 = 0;
 
 /// How long the server may take for a PATCH. The task is deaf meanwhile, so it is short.
 const PATCH_LIMIT: Duration = Duration::from_secs(2);
@@ -82,7 +89,7 @@ pub struct NodeStatusInputs {
     pub node: String,
     /// Where the offers come from, and where the count is told.
     pub handle: Handle,
-    /// Whether the kubelet reads our list; while it does not, it writes 0 by itself.
+    /// Whether the kubelet reads our list; while it does not, it gives nothing out, and writes 0 in the end.
     pub registered: watch::Receiver<RegistrationState>,
     /// `GetAllocatableResources` of pod-resources.
     pub kubelet_count: KubeletCount,
@@ -106,7 +113,7 @@ pub enum NodeStatusState {
     Starting,
     /// It is seen, and may be changed.
     Kept,
-    /// The kubelet does not read our list, and writes 0 by itself.
+    /// The kubelet does not read our list; no counted pod should come.
     NoKubelet,
     /// The own Node can't be watched.
     Unseen,
@@ -129,7 +136,7 @@ impl fmt::Display for NodeStatusState {
             Self::Kept => write!(f, "the Node's count of {RESOURCE} is kept"),
             Self::NoKubelet => write!(
                 f,
-                "the kubelet does not read the list of {RESOURCE}: free GPUs stay on their side until it does"
+                "the kubelet does not read the list of {RESOURCE}: the count is 0, so that no counted pod comes, until it does"
             ),
             Self::Unseen => f.write_str(
                 "the own Node can't be watched: free GPUs stay on their side; if the API server answers, check the right to get, list and watch nodes",
@@ -238,6 +245,7 @@ struct Keeper {
     /// What the watch shows; `None`: nothing.
     shown: Option<u32>,
     is_registered: bool,
+    started: Instant,
     right: Right,
     /// What the arbiter was told last; `None`: nothing yet.
     told: Option<Option<u32>>,
@@ -264,6 +272,7 @@ impl Keeper {
             nodes: Api::all(inputs.client.clone()),
             inputs,
             is_registered: false,
+            started: Instant::now(),
             state,
             shown: None,
             right: Right::Unknown,
@@ -298,8 +307,7 @@ impl Keeper {
     /// Tells what is seen, and writes what is due.
     async fn step(&mut self) -> Result<(), arbiter::Error> {
         self.tell().await?;
-        if self.is_registered
-            && let Some(shown) = self.shown
+        if let Some(shown) = self.shown
             && !self.is_too_early()
         {
             if self.right != Right::Given {
@@ -332,7 +340,8 @@ impl Keeper {
         self.again = Some(self.again.map_or(time, |again| again.min(time)));
     }
 
-    /// Tells the arbiter what the Node shows, or is about to show if that is more, where this is news.
+    /// Tells the arbiter what the Node shows, or is about to show if that is more, where this is news. That nothing is
+    /// known is none for a moment after the start: what rested before would be split for nothing.
     async fn tell(&mut self) -> Result<(), arbiter::Error> {
         if let Some((_, since)) = self.raised_to
             && since.elapsed() >= SHOWN_WITHIN
@@ -340,12 +349,15 @@ impl Keeper {
             self.raised_to = None;
         }
         let raised_to = self.raised_to.map_or(0, |(count, _)| count);
-        let usable = self.is_registered && self.right == Right::Given;
-        let count = self
-            .shown
-            .filter(|_| usable)
-            .map(|shown| shown.max(raised_to));
+        let shown = self.shown.filter(|_| self.right == Right::Given);
+        let count = shown.map(|shown| shown.max(raised_to));
         if self.told == Some(count) {
+            return Ok(());
+        }
+        let known_by = self.started + UNSEEN_AFTER;
+        let may_come = !matches!(self.right, Right::Missing { .. }) && Instant::now() < known_by;
+        if self.told.is_none() && count.is_none() && may_come {
+            self.look_again(known_by);
             return Ok(());
         }
         match self.inputs.handle.observe(Observation::Node(count)).await {
@@ -361,6 +373,13 @@ impl Keeper {
     /// Writes the count if the Node shows another. A higher one is told first: what goes to claims from then on has to
     /// settle, since a scheduler may read it as soon as it is written.
     async fn write(&mut self, shown: u32) -> Result<(), arbiter::Error> {
+        if !self.is_registered {
+            self.raising = None;
+            if shown > UNSERVED {
+                self.write_count(UNSERVED).await;
+            }
+            return Ok(());
+        }
         let offers = Arc::clone(&self.inputs.handle.offers().borrow());
         if shown > offers.count {
             self.raising = None;

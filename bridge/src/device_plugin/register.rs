@@ -324,12 +324,15 @@ impl Plugin {
                 return Lost::KubeletRestarted;
             }
             if *streams.borrow_and_update() == 0 {
+                // Said before it is certain: from now on the kubelet fails every counted pod.
+                self.tell(RegistrationState::Registering);
                 let since = *missing_since.get_or_insert_with(Instant::now);
                 if since.elapsed() >= STREAM_GRACE {
                     return Lost::StreamEnded;
                 }
             } else {
                 missing_since = None;
+                self.tell(RegistrationState::Registered);
                 self.keep_file(endpoint);
             }
             let grace = missing_since.map_or(Duration::MAX, |since| {

@@ -102,6 +102,7 @@ mod tests {
     fn the_list_has_every_id_in_order_with_its_numa_node() {
         let offers = Offers {
             count: 0,
+            clear: false,
             counted: vec![
                 offer("GPU-b", Health::Unhealthy, None),
                 offer("GPU-a", Health::Healthy, Some(0)),

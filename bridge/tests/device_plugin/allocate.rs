@@ -40,6 +40,7 @@ fn offers(healthy: &[bool]) -> Offers {
     };
     Offers {
         count: 0,
+        clear: false,
         counted: healthy.iter().enumerate().map(offer).collect(),
         claims: None,
     }

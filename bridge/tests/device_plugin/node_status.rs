@@ -26,10 +26,15 @@ struct Scene {
     kubelet: Arc<AtomicU32>,
     asked: Arc<AtomicU32>,
     told: Arc<Mutex<Vec<Option<u32>>>>,
+    /// What the arbiter offers from the moment on in which it hears of a count.
+    withdrawal: Withdrawal,
     state: watch::Receiver<NodeStatusState>,
     _status: watch::Sender<Arc<Status>>,
     _tasks: JoinSet<()>,
 }
+
+/// A count, and what is offered from then on.
+type Withdrawal = Arc<Mutex<Option<(u32, Arc<Offers>)>>>;
 
 /// So many healthy ids, of which so many are in the count.
 fn offers(healthy: u32, count: u32) -> Arc<Offers> {
@@ -46,6 +51,7 @@ fn offers(healthy: u32, count: u32) -> Arc<Offers> {
     });
     Arc::new(Offers {
         count,
+        clear: false,
         counted: counted.collect(),
         claims: None,
     })
@@ -63,6 +69,15 @@ impl Scene {
     }
 
     fn on(api: ApiServer, count: u32, right_again: Duration) -> Self {
+        Self::with(api, count, right_again, RegistrationState::Registered)
+    }
+
+    fn with(
+        api: ApiServer,
+        count: u32,
+        right_again: Duration,
+        registration: RegistrationState,
+    ) -> Self {
         show(&api, count);
         let (calls, mut queue) = mpsc::channel(32);
         let offers = watch::Sender::new(offers(count, count));
@@ -71,13 +86,19 @@ impl Scene {
         let seen = (offers.subscribe(), status.subscribe());
         let handle = Handle::new(calls, seen.0, seen.1, Instant::now());
         let told = Arc::new(Mutex::new(Vec::new()));
+        let withdrawal = Withdrawal::default();
         let mut tasks = JoinSet::new();
-        let log = Arc::clone(&told);
+        let (log, withdraw) = (Arc::clone(&told), Arc::clone(&withdrawal));
+        let shown = offers.clone();
         tasks.spawn(async move {
             while let Some(call) = queue.recv().await {
                 if let Call::Observe { observation, reply } = call {
                     if let Observation::Node(count) = observation {
                         log.lock().unwrap().push(count);
+                        let mut withdraw = withdraw.lock().unwrap();
+                        if let Some((_, less)) = withdraw.take_if(|(at, _)| Some(*at) == count) {
+                            shown.send_replace(less);
+                        }
                     }
                     drop(reply.send(Ok(())));
                 }
@@ -85,7 +106,7 @@ impl Scene {
         });
         let kubelet = Arc::new(AtomicU32::new(count));
         let asked = Arc::new(AtomicU32::new(0));
-        let registered = watch::Sender::new(RegistrationState::Registered);
+        let registered = watch::Sender::new(registration);
         let (counts, asks) = (Arc::clone(&kubelet), Arc::clone(&asked));
         let inputs = NodeStatusInputs {
             client: kube::Client::try_from(kube::Config::new(api.url().parse().unwrap())).unwrap(),
@@ -110,6 +131,7 @@ impl Scene {
             kubelet,
             asked,
             told,
+            withdrawal,
             state: seen,
             _status: status,
             _tasks: tasks,
@@ -221,6 +243,22 @@ async fn a_higher_count_is_told_before_it_is_written() {
 }
 
 #[tokio::test]
+async fn the_arbiter_hears_of_a_higher_count_before_anybody_can_read_it() {
+    let scene = Scene::start(4).await;
+    scene.wait_told(Some(4)).await;
+    // One of the eight is withdrawn in the very moment in which the count is to rise.
+    *scene.withdrawal.lock().unwrap() = Some((8, offers(8, 7)));
+    scene.kubelet.store(8, Ordering::SeqCst);
+    scene.offer(8, 8);
+    scene.wait_shown(7).await;
+    scene.wait_told(Some(7)).await;
+    assert_eq!(scene.patches(), 1, "nobody has read 8");
+    scene.offer(8, 8);
+    scene.wait_shown(8).await;
+    scene.wait_told(Some(8)).await;
+}
+
+#[tokio::test]
 async fn ids_that_are_about_to_go_do_not_stand_in_for_those_that_come() {
     let scene = Scene::start(4).await;
     scene.wait_told(Some(4)).await;
@@ -286,7 +324,7 @@ async fn nothing_is_written_when_nothing_changes() {
     scene.wait_told(Some(7)).await;
     assert_eq!(scene.patches(), 1);
     let told = scene.told.lock().unwrap();
-    assert_eq!(*told, [None, Some(8), Some(7)]);
+    assert_eq!(*told, [Some(8), Some(7)]);
 }
 
 #[tokio::test]
@@ -323,23 +361,38 @@ async fn a_right_that_was_missing_from_the_start_is_found_once_it_is_given() {
 }
 
 #[tokio::test]
-async fn nothing_is_known_or_written_while_the_kubelet_is_away() {
+async fn a_kubelet_that_has_lost_the_list_brings_the_count_to_0_until_it_reads_it_again() {
     let mut scene = Scene::start(8).await;
     scene.wait_told(Some(8)).await;
     scene
         .registered
         .send_replace(RegistrationState::Registering);
-    scene.wait_told(None).await;
+    scene.wait_shown(0).await;
+    scene.wait_told(Some(0)).await;
     scene
         .wait_state(|state| *state == NodeStatusState::NoKubelet)
         .await;
-    show(&scene.api, 0);
+    // Whatever is offered meanwhile, and whoever raises the count.
     scene.offer(8, 5);
-    scene.kubelet.store(8, Ordering::SeqCst);
+    show(&scene.api, 7);
+    scene.wait_shown(0).await;
+    scene.wait_told(Some(0)).await;
+    assert_eq!(scene.patches(), 2);
     scene.registered.send_replace(RegistrationState::Registered);
     scene.wait_shown(5).await;
     scene.wait_told(Some(5)).await;
-    assert_eq!(scene.patches(), 1);
+    assert_eq!(scene.patches(), 3);
+}
+
+#[tokio::test]
+async fn a_daemon_that_starts_before_the_kubelet_lowers_the_count_of_before() {
+    let api = ApiServer::start().await.unwrap();
+    api.put("nodes", json!({"metadata": {"name": NODE}}));
+    let starting = RegistrationState::NotStarted;
+    let scene = Scene::with(api, 8, device_plugin::RIGHT_AGAIN, starting);
+    scene.wait_told(Some(0)).await;
+    assert_eq!(*scene.told.lock().unwrap(), [Some(8), Some(0)]);
+    assert_eq!(scene.shown(), "0");
 }
 
 #[tokio::test]

@@ -187,6 +187,7 @@ fn devices(slice: &Value) -> Vec<(String, Option<String>)> {
 fn offers(claims: Option<Vec<ClaimOffer>>) -> Offers {
     Offers {
         count: 0,
+        clear: false,
         counted: Vec::new(),
         claims,
     }

@@ -3,6 +3,7 @@
 mod adoption;
 mod histories;
 mod kit;
+mod leaving;
 mod lost_race;
 mod overlaps;
 mod refusals;

@@ -11,12 +11,12 @@ use super::kit::{Daemon, allocated, in_flight, listing, live, prepare_request};
 use crate::{HoldKind, Limits, Mode, PrepareOutcome, Settings, Side};
 
 /// Longer than any settle, dwell or quiet time.
-const CALM: Duration = Duration::from_secs(1);
+pub(super) const CALM: Duration = Duration::from_secs(1);
 /// Longer than the quiet time where few units are free, or both kinds compete.
 const LONG_CALM: Duration = Duration::from_secs(3);
 
 /// A node whose status shows at once what the daemon wants it to.
-fn obedient(count: u32, settings: Settings) -> Daemon {
+pub(super) fn obedient(count: u32, settings: Settings) -> Daemon {
     let mut daemon = Daemon::with_gpus(count, settings);
     daemon.act(|t| t.observe_claims(Some(crate::Claims::default())));
     daemon.see_pods(&[]);
@@ -25,13 +25,13 @@ fn obedient(count: u32, settings: Settings) -> Daemon {
     daemon
 }
 
-fn show_count(daemon: &mut Daemon) {
+pub(super) fn show_count(daemon: &mut Daemon) {
     let count = daemon.pool.offers().count;
     daemon.act(|t| t.observe_node(Some(count)));
 }
 
 /// Lets time pass in small steps; the node follows the count at once.
-fn pass(daemon: &mut Daemon, time: Duration) {
+pub(super) fn pass(daemon: &mut Daemon, time: Duration) {
     const STEP: Duration = Duration::from_millis(50);
     let end = daemon.uptime + time;
     while daemon.uptime < end {
@@ -41,7 +41,7 @@ fn pass(daemon: &mut Daemon, time: Duration) {
     }
 }
 
-fn resting(count: u32) -> Daemon {
+pub(super) fn resting(count: u32) -> Daemon {
     resting_with(count, Settings::default())
 }
 
@@ -52,7 +52,7 @@ fn resting_with(count: u32, settings: Settings) -> Daemon {
 }
 
 /// One letter a unit: R(est), L(egacy), D(ra), l(owering), y(ielding), d(ark); held ones: G, B, r(eserved), P, F.
-fn sides(daemon: &Daemon) -> String {
+pub(super) fn sides(daemon: &Daemon) -> String {
     let ledger = daemon.pool.ledger();
     let letters = ledger.in_order().into_iter().map(|(unit, record)| {
         match ledger.holds_on(unit).first().map(|hold| &hold.kind) {
@@ -74,7 +74,7 @@ fn sides(daemon: &Daemon) -> String {
     letters.collect()
 }
 
-fn check(daemon: &Daemon, expected: &Expect) {
+pub(super) fn check(daemon: &Daemon, expected: &Expect) {
     let offers = daemon.pool.offers();
     expected.assert_eq(&format!("{} count {}", sides(daemon), offers.count));
 }
@@ -253,6 +253,25 @@ fn a_restart_leaves_what_rests_at_rest() {
     // A right that was withdrawn meanwhile is no reason to wait for ever.
     daemon.act(|t| t.observe_node(None));
     check(&daemon, &expect!["DDLL count 2"]);
+}
+
+#[test]
+fn after_a_restart_what_becomes_free_stays_counted_until_the_node_is_seen() {
+    let mut before = resting(2);
+    before.see_pods(&[in_flight("a", 2)]);
+    before.granted("GPU-0", &listing(&[]));
+    before.granted("GPU-1", &listing(&[]));
+    before.see_pods(&[live("a", 2)]);
+    before.list(&listing(&[("a", &["GPU-0", "GPU-1"])]));
+    let mut daemon = Daemon::on_ledger(before.pool.ledger().clone(), Settings::default());
+    // The pod has ended while there was no daemon, and the next may be bound already.
+    daemon.see_pods(&[]);
+    for _ in 0..3 {
+        daemon.list(&listing(&[]));
+    }
+    check(&daemon, &expect!["LL count 2"]);
+    daemon.act(|t| t.observe_node(None));
+    check(&daemon, &expect!["DL count 1"]);
 }
 
 #[test]
