@@ -24,7 +24,9 @@ mod adopt;
 mod allocate;
 mod arrivals;
 mod count;
+mod demand;
 mod evidence;
+mod fit;
 mod foreign;
 mod gpu;
 mod hold;
@@ -50,11 +52,13 @@ mod tests;
 
 pub use adopt::{Adoption, CheckpointedDevices, CheckpointedResponse};
 pub use allocate::{AllocateOutcome, AllocateRequest, Grant, Patience};
+pub use demand::{Claimed, Demand, WaitingPod};
 pub use evidence::{
     AllocatedClaim, AllocatedDevice, BoundPod, ClaimScope, Claims, Evidence, ListedClaim,
     ListedDevice, ListedPod, Listing, Moment, NamedClaims, PodPhase, PodSource, Pods, Process,
     Processes, UnitProcesses,
 };
+pub use fit::{Cordon, NodeShape, NodeTaint, NodeTerm, PodShape, PodToleration, Requirement, Test};
 pub use gpu::Gpu;
 pub use hold::{ForeignCause, Former, Hold, HoldKind, Phase};
 pub use id::{

@@ -325,11 +325,7 @@ impl Pool {
 
     /// How many units a face may show beside those that are held through it, by its limit.
     pub(crate) fn room(&self, face: Face) -> usize {
-        let limit = match face {
-            Face::Legacy => self.settings.limits.legacy,
-            Face::Dra => self.settings.limits.dra,
-        };
-        limit.map_or(usize::MAX, |limit| {
+        self.settings.limits.of(face).map_or(usize::MAX, |limit| {
             let limit = usize::try_from(limit).unwrap_or(usize::MAX);
             limit.saturating_sub(self.held_through(face))
         })

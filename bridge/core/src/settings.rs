@@ -80,6 +80,17 @@ pub struct Limits {
     pub dra: Option<u32>,
 }
 
+impl Limits {
+    /// The cap of a face.
+    #[must_use]
+    pub fn of(&self, face: Face) -> Option<u32> {
+        match face {
+            Face::Legacy => self.legacy,
+            Face::Dra => self.dra,
+        }
+    }
+}
+
 /// How the units are shared out between the faces where the limits leave room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Weights {

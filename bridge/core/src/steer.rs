@@ -2,11 +2,15 @@
 //!
 //! Two schedulers that see the same free unit sell it twice within 50 ms, so a unit is on both sides only while
 //! nothing arrives. The first arrival splits what rests; after that units move one way at a time, each step only
-//! when nobody can be on the way to the unit any more. The policy is this file; everything else only shows sides.
+//! when nobody can be on the way to the unit any more. The policy is this file and `demand.rs` beside it, which takes
+//! the place of turns where it is known which pods wait; everything else only shows sides.
+
+mod demand;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use self::demand::{Meant, Waiting};
 use crate::arrivals::Arrivals;
 use crate::evidence::PodPhase;
 use crate::hold::HoldKind;
@@ -40,6 +44,7 @@ pub(crate) struct Motion {
     /// Since when a unit is dark.
     dark_since: BTreeMap<UnitId, Duration>,
     turn: Option<Turn>,
+    waiting: Waiting,
     wake_at: Option<Duration>,
     /// The daemon was told to stop, and wants no higher count than this any more.
     pub(crate) leaving: Option<u32>,
@@ -471,13 +476,20 @@ impl Transition {
         if moves {
             return;
         }
-        if quiet {
+        let demand = self.weigh_demand();
+        let may_rest = quiet && !demand.as_ref().is_some_and(Meant::is_contended);
+        if may_rest || demand.is_some() {
+            self.pool.seen.motion.turn = None;
+        }
+        if may_rest {
             for (unit, _) in dwelt {
                 self.set_side(&unit, Side::Rest);
             }
-            self.pool.seen.motion.turn = None;
         } else if !self.clear_over_limit(&dwelt) {
-            self.take_turns(&dwelt);
+            match demand {
+                Some(meant) => self.move_for(&meant, &dwelt),
+                None => self.take_turns(&dwelt),
+            }
         }
     }
 
@@ -584,6 +596,7 @@ impl Transition {
             times.extend(motion.free_since.values().map(|since| *since + pace.dwell));
             times.extend(motion.turn.as_ref().map(|turn| turn.ends));
         }
+        times.extend(motion.waiting.wakes());
         let now = self.now.uptime;
         self.pool.seen.motion.wake_at = times.into_iter().filter(|at| *at > now).min();
     }

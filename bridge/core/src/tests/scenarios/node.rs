@@ -1,6 +1,7 @@
 //! What a script plays on: a daemon, and all that it can ask on its node.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, SystemTime};
 
 use super::super::kit::{
     Daemon, claim_ref, claimed, gpu, hold_in_words, pod_name, report_in_words, role,
@@ -8,12 +9,12 @@ use super::super::kit::{
 use super::words;
 use crate::{
     Adoption, AllocateOutcome, AllocateRequest, AllocatedClaim, BoundPod, CheckpointedDevices,
-    CheckpointedResponse, ClaimScope, Claims, Evidence, Inventory, Ledger, ListedClaim,
+    CheckpointedResponse, ClaimScope, Claims, Demand, Evidence, Inventory, Ledger, ListedClaim,
     ListedDevice, ListedPod, Listing, Patience, PodPhase, PodSource, PodUid, Pods, Pool,
-    PrepareRequest, Process, Processes, Rival, Settings, Transition, UnitProcesses,
+    PrepareRequest, Process, Processes, Rival, Settings, Transition, UnitProcesses, WaitingPod,
 };
 
-const COMMANDS: [&str; 24] = [
+const COMMANDS: [&str; 26] = [
     "gpus",
     "gpu",
     "nvml",
@@ -23,6 +24,8 @@ const COMMANDS: [&str; 24] = [
     "listed",
     "kubelet",
     "claims",
+    "node",
+    "waits",
     "process",
     "time",
     "look",
@@ -63,6 +66,10 @@ pub(super) struct Node {
     claims: Option<BTreeMap<String, AllocatedClaim>>,
     /// The claims that were read, where they are noticed at bind; `None`: all are watched.
     read: Option<BTreeSet<crate::ClaimUid>>,
+    /// Whether the Node shows the count that the daemon wants.
+    node: Source,
+    /// The pods that wait, the oldest first; `None`: nobody looks.
+    waiting: Option<Vec<WaitingPod>>,
     /// The open Prepare calls, by claim.
     calls: BTreeMap<String, PrepareRequest>,
     checkpoint: Vec<CheckpointedDevices>,
@@ -78,7 +85,7 @@ impl Default for Node {
             daemon: Daemon {
                 pool: Pool::restored(Ledger::default(), Settings::default()),
                 disk: None,
-                uptime: std::time::Duration::ZERO,
+                uptime: Duration::ZERO,
                 processes: Processes::default(),
                 reports: Vec::new(),
             },
@@ -90,6 +97,8 @@ impl Default for Node {
             listed: BTreeMap::new(),
             claims: Some(BTreeMap::new()),
             read: None,
+            node: Source::Away,
+            waiting: None,
             calls: BTreeMap::new(),
             checkpoint: Vec::new(),
             dra_state: Some(BTreeSet::new()),
@@ -126,6 +135,7 @@ impl Node {
             "listed" | "kubelet" => self.kubelet(command, rest),
             "claims" => self.claims(rest),
             "rival" => self.rival(rest),
+            "node" | "waits" => self.schedulers(command, rest),
             "time" | "look" => self.wait(command, rest),
             "unprepare" => self.unprepare(rest),
             "crash" | "lost-ledger" | "unreadable-ledger" | "dra-state" | "adopt" => {
@@ -143,6 +153,10 @@ impl Node {
         let outcome = self.daemon.act(step);
         self.reports
             .extend(self.daemon.reports.iter().map(report_in_words));
+        if self.node == Source::Answers {
+            let count = self.daemon.pool.offers().count;
+            self.daemon.act(|t| t.observe_node(Some(count)));
+        }
         outcome
     }
 
@@ -380,6 +394,46 @@ impl Node {
         Ok(())
     }
 
+    // ---- What schedulers read and leave ----
+
+    fn schedulers(&mut self, command: &str, rest: &[&str]) -> Result<(), String> {
+        match (command, rest) {
+            ("node", ["follows"]) => {
+                self.node = Source::Answers;
+                self.act(|_| ());
+                return Ok(());
+            }
+            ("node", ["away"]) => {
+                self.node = Source::Away;
+                self.act(|t| t.observe_node(None));
+                return Ok(());
+            }
+            ("waits", ["unknown"]) => self.waiting = None,
+            ("waits", ["nobody"]) => self.waiting = Some(Vec::new()),
+            ("waits", [name, "gone"]) => {
+                let uid = self.uid_of(name)?;
+                let pods = self.waiting.get_or_insert_default();
+                pods.retain(|pod| pod.uid != uid);
+            }
+            ("waits", [name, wants @ ..]) => {
+                let (counted, claimed) = words::wants(wants)?;
+                let uid = self.uid_of(name)?;
+                let pods = self.waiting.get_or_insert_default();
+                let age = u64::try_from(pods.len()).map_err(|why| why.to_string())?;
+                pods.push(WaitingPod {
+                    uid,
+                    created: SystemTime::UNIX_EPOCH + Duration::from_secs(age),
+                    counted,
+                    claimed,
+                });
+            }
+            _ => return Err("write `node follows`, or `waits pod-a counted 2`".to_owned()),
+        }
+        let demand = self.waiting.clone().map(|pods| Demand { pods });
+        self.act(|t| t.observe_demand(demand));
+        Ok(())
+    }
+
     fn note_read(&mut self, claim: &str) {
         if let Some(read) = &mut self.read {
             read.insert(claim_ref(claim).uid);
@@ -555,7 +609,7 @@ impl Node {
             _ => return Err(format!("`{command}` stands alone")),
         };
         self.daemon.pool = pool;
-        self.daemon.uptime = std::time::Duration::ZERO;
+        self.daemon.uptime = Duration::ZERO;
         self.calls.clear();
         self.scan();
         Ok(())

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use crate::{
-    AllocateOutcome, ClaimOffer, CountedOffer, DeviceId, DeviceName, Face, Health, Limits, Mode,
-    Offers, PrepareOutcome, Standing, Taint, TaintEffect, UnitId,
+    AllocateOutcome, ClaimOffer, Claimed, CountedOffer, DeviceId, DeviceName, Face, Health, Limits,
+    Mode, Offers, PrepareOutcome, Standing, Taint, TaintEffect, UnitId,
 };
 
 pub(super) fn mode(word: &str) -> Result<Mode, String> {
@@ -42,6 +42,16 @@ pub(super) fn limits(words: &[&str]) -> Result<Limits, String> {
 
 pub(super) fn number(word: &str, what: &str) -> Result<u32, String> {
     word.parse().map_err(|_| format!("`{word}` is not {what}"))
+}
+
+/// What a pod that waits asks for, by count and by claim.
+pub(super) fn wants(words: &[&str]) -> Result<(u32, Claimed), String> {
+    match words {
+        ["counted", count] => Ok((number(count, "a number of GPUs")?, Claimed::Units(0))),
+        ["claims", "all"] => Ok((0, Claimed::All)),
+        ["claims", count] => Ok((0, Claimed::Units(number(count, "a number of GPUs")?))),
+        _ => Err("write `waits pod-a counted 2`, `... claims 2`, `... claims all`".to_owned()),
+    }
 }
 
 pub(super) fn span(word: &str) -> Result<Duration, String> {

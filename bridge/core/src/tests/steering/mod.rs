@@ -1,5 +1,6 @@
 //! Where free units are offered: rest, splits, moves and turns.
 
+mod demand;
 mod limits;
 mod world;
 

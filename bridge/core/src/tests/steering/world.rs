@@ -1,12 +1,14 @@
 //! A world of schedulers around the pool, for histories that nobody wrote down.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use proptest::prelude::*;
 
-use super::super::kit::{Daemon, allocated, in_flight, listing};
+use super::super::kit::{Daemon, allocated, in_flight, listing, pod_uid};
 use super::{CALM, pass, resting_with, sides};
-use crate::{AllocatedClaim, BoundPod, Limits, Patience, Settings, Side};
+use crate::{
+    AllocatedClaim, BoundPod, Claimed, Demand, Limits, Patience, Settings, Side, WaitingPod,
+};
 
 /// What can happen around the pool.
 #[derive(Debug, Clone)]
@@ -20,6 +22,10 @@ pub(super) enum Event {
     Wait(u16),
     Revert,
     LoseNode,
+    /// Pods wait: whether each is counted, and how many units it asks for.
+    Demand(Vec<(bool, u8)>),
+    /// Who waits is not known.
+    LoseDemand,
 }
 
 pub(super) fn event() -> impl Strategy<Value = Event> {
@@ -33,6 +39,8 @@ pub(super) fn event() -> impl Strategy<Value = Event> {
         6 => (10_u16..900).prop_map(Event::Wait),
         1 => Just(Event::Revert),
         1 => Just(Event::LoseNode),
+        3 => prop::collection::vec((any::<bool>(), 1_u8..6), 0..4).prop_map(Event::Demand),
+        1 => Just(Event::LoseDemand),
     ]
 }
 
@@ -156,6 +164,24 @@ impl World {
             Event::LoseNode => {
                 self.daemon.act(|t| t.observe_node(None));
             }
+            Event::Demand(pods) => {
+                let pods = pods.iter().map(|(counted, size)| {
+                    self.serial += 1;
+                    let size = u32::from(*size);
+                    WaitingPod {
+                        uid: pod_uid(&format!("waits-{}", self.serial)),
+                        created: SystemTime::UNIX_EPOCH
+                            + Duration::from_secs(u64::from(self.serial)),
+                        counted: if *counted { size } else { 0 },
+                        claimed: Claimed::Units(if *counted { 0 } else { size }),
+                    }
+                });
+                let demand = Demand {
+                    pods: pods.collect(),
+                };
+                self.daemon.act(|t| t.observe_demand(Some(demand)));
+            }
+            Event::LoseDemand => self.daemon.act(|t| t.observe_demand(None)),
         }
         self.tell();
     }
@@ -256,6 +282,7 @@ proptest! {
         while !world.claims.is_empty() {
             world.play(&Event::Drop(0));
         }
+        world.play(&Event::Demand(Vec::new()));
         for _ in 0..3 {
             pass(&mut world.daemon, CALM);
             world.tell();
