@@ -391,6 +391,7 @@ impl Faces<'_> {
         tasks.spawn(lookout::run(lookout, stop));
         self.start_device_plugin(tasks, registration, pods.clone());
         self.start_dra(tasks);
+        self.start_demand(tasks);
         let (_, handle, stop) = self.own();
         let (listing, bound) = (self.resources.clone(), pods.clone());
         tasks.spawn(async move {

@@ -15,7 +15,7 @@ use kube::api::{ListParams, WatchParams};
 use kube::core::WatchEvent;
 use kube::{Api, Resource};
 use serde::de::DeserializeOwned;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tracing::{debug, info, warn};
 
@@ -55,6 +55,21 @@ pub(crate) struct Config {
     pub(crate) after: After,
     /// After this long without a running watch what was seen counts as unknown.
     pub(crate) unknown_after: Duration,
+    /// Where it is said why no watch runs, at once and in every attempt; for those who must tell a missing right from
+    /// a server that is away.
+    pub(crate) trouble: Option<watch::Sender<Trouble>>,
+}
+
+/// Why no watch runs.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) enum Trouble {
+    /// One does, or the first attempt is not over.
+    #[default]
+    None,
+    /// A role does not allow it; the server's words.
+    Forbidden(String),
+    /// Anything else, in words.
+    Other(String),
 }
 
 /// What follows when a watch has run its time.
@@ -172,8 +187,19 @@ where
             }
         };
         complaints.none();
+        self.tell_trouble(Trouble::None);
         self.events.send(Event::Running).await.ok()?;
         Some(connected)
+    }
+
+    fn tell_trouble(&self, trouble: Trouble) {
+        if let Some(out) = &self.config.trouble {
+            out.send_if_modified(|told| {
+                let news = *told != trouble;
+                *told = trouble;
+                news
+            });
+        }
     }
 
     async fn try_on(
@@ -191,8 +217,19 @@ where
                     version = None;
                     continue;
                 }
-                Err(Failed::Expired) => complaints.about("a list is too old as soon as it is read"),
-                Err(Failed::Error(error)) => complaints.about(&error),
+                Err(Failed::Expired) => {
+                    let error = "a list is too old as soon as it is read";
+                    self.tell_trouble(Trouble::Other(error.to_owned()));
+                    complaints.about(error);
+                }
+                Err(Failed::Forbidden(error)) => {
+                    complaints.about(&error);
+                    self.tell_trouble(Trouble::Forbidden(error));
+                }
+                Err(Failed::Error(error)) => {
+                    complaints.about(&error);
+                    self.tell_trouble(Trouble::Other(error));
+                }
             }
             sleep(spread(pause)).await;
             pause = (pause * 2).min(RETRY_LAST);
@@ -223,8 +260,7 @@ where
         match timeout(ANSWER_TIMEOUT, self.api.watch(&params, from)).await {
             Err(_) => Err(Failed::Error(no_answer("watch"))),
             Ok(Ok(stream)) => Ok(stream.boxed()),
-            Ok(Err(kube::Error::Api(status))) if status.code == EXPIRED => Err(Failed::Expired),
-            Ok(Err(error)) => Err(Failed::Error(chain(&error))),
+            Ok(Err(error)) => Err(failed(&error)),
         }
     }
 
@@ -237,7 +273,7 @@ where
         loop {
             let page = match timeout(ANSWER_TIMEOUT, self.api.list(&params)).await {
                 Err(_) => return Err(Failed::Error(no_answer("list"))),
-                Ok(Err(error)) => return Err(Failed::Error(chain(&error))),
+                Ok(Err(error)) => return Err(failed(&error)),
                 Ok(Ok(page)) => page,
             };
             kept.extend(page.items.into_iter().map(&self.digest).filter(&self.keep));
@@ -308,11 +344,27 @@ where
 /// HTTP status of a resource version that is too old to go on from.
 const EXPIRED: u16 = 410;
 
+/// HTTP status of a missing right.
+const FORBIDDEN: u16 = 403;
+
 enum Failed {
     NobodyListens,
     /// The version to go on from is too old.
     Expired,
+    /// A role does not allow it.
+    Forbidden(String),
     Error(String),
+}
+
+fn failed(error: &kube::Error) -> Failed {
+    if let kube::Error::Api(status) = error {
+        match status.code {
+            EXPIRED => return Failed::Expired,
+            FORBIDDEN => return Failed::Forbidden(chain(error)),
+            _ => {}
+        }
+    }
+    Failed::Error(chain(error))
 }
 
 fn no_answer(to: &str) -> String {
@@ -406,6 +458,7 @@ mod tests {
             page_size: 10,
             after: After::Relist(Duration::from_secs(1)),
             unknown_after: UNKNOWN_AFTER,
+            trouble: None,
         };
         let name = |node: Node| node.metadata.name.unwrap_or_default();
         let following = tokio::spawn(run(Api::all(client), config, name, |_| true, events));

@@ -56,6 +56,14 @@ const RIGHTS: [(&str, &str, &[&str]); 5] = [
     ("", "pods", &["get", "list", "watch"]),
 ];
 
+/// What it asks for besides with `offers.demand: watch`: usage::pending.
+const DEMAND_RIGHTS: [(&str, &str, &[&str]); 4] = [
+    ("", "pods", &["list", "watch"]),
+    ("", "nodes", &["list", "watch"]),
+    ("resource.k8s.io", "resourceclaims", &["get"]),
+    ("resource.k8s.io", "deviceclasses", &["list", "watch"]),
+];
+
 /// A `kustomization.yaml`, as far as ours go.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -296,6 +304,26 @@ fn where_claims_are_noticed_at_bind_they_are_read_by_name_alone() {
     let component: Kustomization = read(&component, &documents(&component)[0]);
     let patched = component.patches.into_iter().map(|patch| patch.path);
     assert_eq!(patched.collect::<Vec<_>>(), ["rbac.yaml"]);
+}
+
+#[test]
+fn for_pods_that_wait_there_is_a_role_of_its_own_that_only_reads() {
+    let folder = manifests().join("components/demand");
+    let asked = rights(&DEMAND_RIGHTS);
+    assert_eq!(rights_in(&folder.join("rbac.yaml")), asked);
+    let reads = ["get", "list", "watch"];
+    assert!(
+        asked
+            .iter()
+            .all(|(_, _, verb)| reads.contains(&verb.as_str()))
+    );
+    assert!(
+        !asked.is_subset(&rights(&RIGHTS)),
+        "without the component something is missing"
+    );
+    let component = folder.join("kustomization.yaml");
+    let component: Kustomization = read(&component, &documents(&component)[0]);
+    assert_eq!(component.resources, ["rbac.yaml"]);
 }
 
 type Rights = BTreeSet<(String, String, String)>;

@@ -40,7 +40,7 @@ const MODULES: [(&str, &[&str]); 15] = [
     ("dra", &["arbiter", "follow", "uds", "metrics"]),
     // List and watch of whatever kind: it names no object.
     ("follow", &[]),
-    ("usage", &["arbiter", "uds"]),
+    ("usage", &["arbiter", "follow", "uds"]),
     ("rivals", &["arbiter", "uds"]),
     ("uds", &[]),
     ("admin", &["arbiter", "uds"]),
@@ -240,6 +240,7 @@ fn kubernetes_and_protobuf_types_stop_where_they_are_translated() {
             "device_plugin/node_status",
             "dra/claims",
             "dra/slices",
+            "usage/pending",
             "usage/pods",
         ]
         .iter()

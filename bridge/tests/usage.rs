@@ -10,6 +10,8 @@
 mod adoption;
 #[path = "usage/listing.rs"]
 mod listing;
+#[path = "usage/pending.rs"]
+mod pending;
 #[path = "usage/pods.rs"]
 mod pods;
 #[path = "usage/world.rs"]

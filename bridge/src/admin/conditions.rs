@@ -26,11 +26,13 @@ pub enum ConditionName {
     /// The count in the own Node is kept, or it is known why not: then free units stay on their side, and both
     /// faces serve.
     NodeCountTended,
+    /// It is known whether free units move by the pods that wait or by turns, and why.
+    DemandTended,
 }
 
 impl ConditionName {
     /// Every condition, in the order of the pages.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::LedgerServing,
         Self::OnlyRegistrant,
         Self::NvmlAnswering,
@@ -39,6 +41,7 @@ impl ConditionName {
         Self::ApiServerReachable,
         Self::SlicePublished,
         Self::NodeCountTended,
+        Self::DemandTended,
     ];
 
     /// The word on the pages and in logs.
@@ -53,6 +56,7 @@ impl ConditionName {
             Self::ApiServerReachable => "ApiServerReachable",
             Self::SlicePublished => "SlicePublished",
             Self::NodeCountTended => "NodeCountTended",
+            Self::DemandTended => "DemandTended",
         }
     }
 }

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bridge_core::{
-    Adoption, AllocateRequest, ClaimRef, Claims, DeviceId, DeviceName, Face, Grant, Inventory,
-    Listing, Offers, Pods, PrepareRequest, PreparedDevice, Refusal, Rival, Status, UnitId,
+    Adoption, AllocateRequest, ClaimRef, Claims, Demand, DeviceId, DeviceName, Face, Grant,
+    Inventory, Listing, Offers, Pods, PrepareRequest, PreparedDevice, Refusal, Rival, Status,
+    UnitId,
 };
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -105,6 +106,8 @@ pub enum Observation {
     Node(Option<u32>),
     /// The daemon was told to stop.
     Leaving,
+    /// The pods that wait and that this node could run; `None` while nobody may or can look.
+    Demand(Option<Demand>),
 }
 
 /// A message to the arbiter.

@@ -472,6 +472,7 @@ pub(super) fn observe(transition: &mut Transition, observation: Observation) {
         Observation::Node(count) => transition.observe_node(count),
         Observation::Rivals(rivals) => transition.observe_rivals(rivals),
         Observation::Leaving => transition.leave(),
+        Observation::Demand(demand) => transition.observe_demand(demand),
     }
 }
 

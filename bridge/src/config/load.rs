@@ -81,6 +81,7 @@ pub fn report(path: &Path) -> Result<String, Error> {
          \x20 offers.weights   legacy {}, dra {}\n\
          \x20 offers           settle {} ms, dwell {} ms, quiet {} ms\n\
          \x20 offers.notice    {}\n\
+         \x20 offers.demand    {}\n\
          \x20 ignoreProcesses  {ignored}\n",
         path.display(),
         settings.mode.as_str(),
@@ -92,6 +93,7 @@ pub fn report(path: &Path) -> Result<String, Error> {
         settings.pace.dwell.as_millis(),
         settings.pace.quiet.as_millis(),
         config.notice.as_str(),
+        config.demand.as_str(),
     ))
 }
 

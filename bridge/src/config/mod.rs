@@ -25,6 +25,8 @@ pub struct Config {
     pub settings: Settings,
     /// When claims are noticed.
     pub notice: Notice,
+    /// By what free units move while things keep arriving.
+    pub demand: Demand,
     /// Names of processes that may run on any GPU without holding it, such as monitoring agents.
     pub ignore_processes: Vec<String>,
 }
@@ -37,6 +39,27 @@ pub enum Notice {
     Allocation,
     /// When a pod that uses them is bound to the node, by reading each.
     Bind,
+}
+
+/// By what free units move while things keep arriving.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Demand {
+    /// By turns: nobody looks at pods that wait.
+    #[default]
+    Turns,
+    /// By what the pods that wait for a node ask for.
+    Watch,
+}
+
+impl Demand {
+    /// The word in the configuration.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Turns => "turns",
+            Self::Watch => "watch",
+        }
+    }
 }
 
 impl Notice {

@@ -12,12 +12,12 @@ use serde_yaml::Value;
 
 use super::hint::meant;
 use super::lines::line_of;
-use super::{Config, Notice};
+use super::{Config, Demand, Notice};
 
 /// What `apiVersion` must be.
 const API_VERSION: &str = "gpu-bridge.dev/v1alpha1";
 /// Every key with a value of its own.
-const KEYS: [&str; 11] = [
+const KEYS: [&str; 12] = [
     "apiVersion",
     "mode",
     "limits.legacy",
@@ -28,12 +28,11 @@ const KEYS: [&str; 11] = [
     "offers.dwell",
     "offers.quiet",
     "offers.notice",
+    "offers.demand",
     "ignoreProcesses",
 ];
 /// Keys that only group others.
 const GROUPS: [&str; 3] = ["limits", "offers", "offers.weights"];
-/// Keys that do nothing in this version, and are not taken for that reason.
-const LATER: [&str; 1] = ["offers.demand"];
 const MODES: [Mode; 4] = [Mode::Legacy, Mode::Both, Mode::Dra, Mode::Drained];
 /// The most units that a limit can name: no node has more GPUs or MIG instances.
 const LIMIT_MAX: u32 = 128;
@@ -124,9 +123,6 @@ impl Reader<'_> {
                 self.group(&path, value);
             } else if KEYS.contains(&&*name) {
                 self.value(&name, &path, value);
-            } else if LATER.contains(&&*name) {
-                let why = "this version notices pods when they are bound, and in no other way; leave the key out";
-                self.mistake(&path, value, why.to_owned());
             } else {
                 self.unknown(&name, &path, value);
             }
@@ -164,6 +160,7 @@ impl Reader<'_> {
             "offers.dwell" => pause(value).map(|pause| settings.pace.dwell = pause),
             "offers.quiet" => pause(value).map(|pause| settings.pace.quiet = pause),
             "offers.notice" => notice(value).map(|notice| self.config.notice = notice),
+            "offers.demand" => demand(value).map(|demand| self.config.demand = demand),
             "ignoreProcesses" => return self.names(path, value),
             _ => unreachable!("every key of KEYS is handled; the tests set each of them"),
         };
@@ -252,6 +249,10 @@ fn mode(value: &Value) -> Result<Mode, String> {
 fn notice(value: &Value) -> Result<Notice, String> {
     let known = [Notice::Allocation, Notice::Bind];
     one_of(value, known, Notice::as_str)
+}
+
+fn demand(value: &Value) -> Result<Demand, String> {
+    one_of(value, [Demand::Turns, Demand::Watch], Demand::as_str)
 }
 
 /// The value that a word stands for, or which words do.

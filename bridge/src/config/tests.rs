@@ -45,7 +45,7 @@ fn every_key_is_taken() {
     let config = good(
         "mode: dra\n\
          limits: {legacy: 0, dra: 128}\n\
-         offers:\n  settle: 500ms\n  dwell: 1s\n  quiet: 50ms\n  notice: bind\n  weights:\n    legacy: 3\n    dra: 0\n\
+         offers:\n  settle: 500ms\n  dwell: 1s\n  quiet: 50ms\n  notice: bind\n  demand: watch\n  weights:\n    legacy: 3\n    dra: 0\n\
          ignoreProcesses:\n- dcgm-exporter\n- \"x y\"\n",
     );
     assert_eq!(config.settings.mode, Mode::Dra);
@@ -60,7 +60,10 @@ fn every_key_is_taken() {
         [pace.settle, pace.dwell, pace.quiet].map(|pause| pause.as_millis()),
         [500, 1_000, 50]
     );
-    assert_eq!(config.notice, Notice::Bind);
+    assert_eq!(
+        (config.notice, config.demand),
+        (Notice::Bind, Demand::Watch)
+    );
     assert_eq!(config.ignore_processes, ["dcgm-exporter", "x y"]);
 }
 
@@ -115,17 +118,18 @@ nonsense: [1, 2]
               config.yaml:11: ignoreProcesses[1]: 7: a process name is text; put it in quotes
               config.yaml:12: ignoreProcesses[2]: "": a process name is not empty
               config.yaml:13: legacy: 3: there is no such key; did you mean limits.legacy?
-              config.yaml:14: nonsense: a list: there is no such key; known keys: apiVersion, mode, limits.legacy, limits.dra, offers.weights.legacy, offers.weights.dra, offers.settle, offers.dwell, offers.quiet, offers.notice, ignoreProcesses"#]],
+              config.yaml:14: nonsense: a list: there is no such key; known keys: apiVersion, mode, limits.legacy, limits.dra, offers.weights.legacy, offers.weights.dra, offers.settle, offers.dwell, offers.quiet, offers.notice, offers.demand, ignoreProcesses"#]],
     );
 }
 
 #[test]
-fn keys_that_do_nothing_yet_are_refused_until_they_do() {
-    let (_folder, path) = file(&format!("{HEAD}offers:\n  demand: watch\n"));
-    let said = load(&path).unwrap_err().to_string();
-    assert!(
-        said.contains("config.yaml:3: offers.demand") && said.contains("leave the key out"),
-        "{said}"
+fn a_wrong_way_to_notice_or_to_move_is_told_with_those_there_are() {
+    check(
+        &format!("{HEAD}offers:\n  notice: binds\n  demand: off\n"),
+        expect![[r#"
+            the configuration config.yaml has 2 mistakes and is not used:
+              config.yaml:3: offers.notice: "binds": allowed: allocation, bind; did you mean bind?
+              config.yaml:4: offers.demand: "off": allowed: turns, watch"#]],
     );
 }
 
@@ -162,8 +166,8 @@ fn values_of_a_wrong_kind_are_named() {
         ),
         expect![[r#"
             the configuration config.yaml has 6 mistakes and is not used:
-              config.yaml: 8: "x": there is no such key; known keys: apiVersion, mode, limits.legacy, limits.dra, offers.weights.legacy, offers.weights.dra, offers.settle, offers.dwell, offers.quiet, offers.notice, ignoreProcesses
-              config.yaml: a list: "b": there is no such key; known keys: apiVersion, mode, limits.legacy, limits.dra, offers.weights.legacy, offers.weights.dra, offers.settle, offers.dwell, offers.quiet, offers.notice, ignoreProcesses
+              config.yaml: 8: "x": there is no such key; known keys: apiVersion, mode, limits.legacy, limits.dra, offers.weights.legacy, offers.weights.dra, offers.settle, offers.dwell, offers.quiet, offers.notice, offers.demand, ignoreProcesses
+              config.yaml: a list: "b": there is no such key; known keys: apiVersion, mode, limits.legacy, limits.dra, offers.weights.legacy, offers.weights.dra, offers.settle, offers.dwell, offers.quiet, offers.notice, offers.demand, ignoreProcesses
               config.yaml:2: mode: nothing: is no mode; allowed: legacy, both, dra, drained
               config.yaml:3: limits: 8: keys and values are expected here
               config.yaml:4: offers: a list: keys and values are expected here
@@ -253,6 +257,7 @@ fn a_report_says_what_a_file_means() {
           offers.weights   legacy 1, dra 1
           offers           settle 300 ms, dwell 500 ms, quiet 300 ms
           offers.notice    allocation
+          offers.demand    turns
           ignoreProcesses  a, b
     "#]]
     .assert_eq(&said.replace(&format!("{}/", folder.path().display()), ""));

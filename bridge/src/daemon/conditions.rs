@@ -7,6 +7,7 @@ use tokio_util::sync::CancellationToken;
 use super::Ended;
 use crate::admin::{ConditionName, Conditions};
 use crate::inventory::Scan;
+use crate::usage::DemandState;
 use crate::{device_plugin, dra};
 
 /// Sets a condition to what `say` makes of each new value of a watch.
@@ -155,6 +156,22 @@ pub(super) async fn node_status(
             };
             (known, state.to_string())
         },
+    )
+    .await
+}
+
+/// Whoever waits need not be known for pods to be served: without that free units move by turns.
+pub(super) async fn demand(
+    seen: watch::Receiver<DemandState>,
+    conditions: Conditions,
+    stop: CancellationToken,
+) -> Ended {
+    follow(
+        ConditionName::DemandTended,
+        seen,
+        conditions,
+        stop,
+        |state| (true, state.to_string()),
     )
     .await
 }

@@ -5,8 +5,9 @@ use std::collections::BTreeSet;
 use bridge_core::{Claims, NamedClaims, Standing};
 use tokio::sync::watch;
 
-use super::{Faces, Tasks};
-use crate::config::Notice;
+use super::{Faces, Tasks, conditions};
+use crate::admin::ConditionName;
+use crate::config::{Demand, Notice};
 use crate::{dra, usage};
 
 impl Faces<'_> {
@@ -45,6 +46,31 @@ impl Faces<'_> {
                     let done = dra::claims::run_bound(inputs, stop).await;
                     ("claim reader", done.map_err(anyhow::Error::from))
                 });
+            }
+        }
+    }
+
+    /// Starts what knows the pods that wait, if free units are to move by them.
+    pub(super) fn start_demand(&self, tasks: &mut Tasks) {
+        match self.config.demand {
+            Demand::Turns => self.conditions.set(
+                ConditionName::DemandTended,
+                true,
+                "free GPUs move by turns: offers.demand is turns",
+            ),
+            Demand::Watch => {
+                let (node, handle, stop) = self.own();
+                let client = self.client.clone();
+                let (state, seen) = watch::channel(usage::DemandState::default());
+                tasks.spawn(async move {
+                    let done = usage::run_pending(client, node, handle, state, stop).await;
+                    ("watch of pods that wait", done.map_err(anyhow::Error::from))
+                });
+                tasks.spawn(conditions::demand(
+                    seen,
+                    self.conditions.clone(),
+                    self.stop.clone(),
+                ));
             }
         }
     }

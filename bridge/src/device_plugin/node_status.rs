@@ -174,6 +174,7 @@ pub async fn run_node_status(
             page_size: 1,
             after: After::Resume,
             unknown_after: UNSEEN_AFTER,
+            trouble: None,
         },
         |node| count_of(&node),
         |_| true,

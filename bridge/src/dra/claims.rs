@@ -472,6 +472,7 @@ pub async fn run(
             page_size: PAGE_SIZE,
             after: After::Resume,
             unknown_after: follow::UNKNOWN_AFTER,
+            trouble: None,
         },
         move |claim| Seen::of(&claim, &node),
         |seen: &Seen| seen.ours.is_some(),

@@ -133,6 +133,7 @@ pub async fn run(
             page_size: PAGE_SIZE,
             after: After::Relist(RELIST),
             unknown_after: follow::UNKNOWN_AFTER,
+            trouble: None,
         },
         |slice| slice,
         |_| true,

@@ -9,6 +9,7 @@
 mod adoption;
 mod answer;
 mod checkpoint;
+mod pending;
 mod pod_resources;
 mod pods;
 mod processes;
@@ -18,6 +19,7 @@ use std::time::Duration;
 
 pub use adoption::{AdoptionInputs, UnitMinors, UnpreparedClaims, run_adoption};
 pub use checkpoint::checkpointed_claims;
+pub use pending::{DemandState, run_pending};
 pub use pod_resources::{AskAbout, Error, PodResources, ask_about, run_listing};
 pub use pods::{PodsOut, run_pods};
 pub use processes::{pod_of_process, process_name};

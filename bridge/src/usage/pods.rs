@@ -24,6 +24,7 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
+pub(super) use self::api::shown;
 use self::shape::Shown;
 use super::{TELL_AGAIN, Told, tell};
 use crate::arbiter::{self, Handle, Observation};

@@ -236,7 +236,8 @@ fn uid(pod: &Pod) -> &str {
         .map_or(own, String::as_str)
 }
 
-fn shown(pod: &Pod) -> Option<Shown> {
+/// What counts of a pod.
+pub(in crate::usage) fn shown(pod: &Pod) -> Option<Shown> {
     let spec = pod.spec.as_ref()?;
     let status = pod.status.as_ref();
     let claim = status.and_then(|status| status.extended_resource_claim_status.as_ref());

@@ -32,9 +32,9 @@ pub(super) struct Shape<'a> {
 
 /// A pod as a source shows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Shown {
-    pub(super) bound: BoundPod,
-    pub(super) claims: BTreeSet<ClaimName>,
+pub(in crate::usage) struct Shown {
+    pub(in crate::usage) bound: BoundPod,
+    pub(in crate::usage) claims: BTreeSet<ClaimName>,
 }
 
 /// A container, and its limit of our resource where it has one and no claim serves it.
