@@ -17,6 +17,7 @@ mod adoption;
 mod churn;
 mod conflicts;
 mod containerd;
+mod demand;
 mod demo;
 mod experiments;
 mod lifetimes;

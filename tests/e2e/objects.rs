@@ -117,6 +117,12 @@ impl PodSpec {
         serde_json::from_value(self.0).expect("a pod")
     }
 
+    /// For nodes with a label alone.
+    pub fn selecting(mut self, label: &str, value: &str) -> Self {
+        self.0["spec"]["nodeSelector"] = json!({label: value});
+        self
+    }
+
     /// Bound to the node without the scheduler.
     pub fn on_node(mut self) -> Self {
         self.0["spec"]["nodeName"] = json!("node-0");

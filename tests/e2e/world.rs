@@ -66,6 +66,24 @@ impl Setup {
         }
     }
 
+    /// As [`shared`](Self::shared), with more lines of `offers` in the configuration.
+    pub fn offering(gpus: u32, offers: &[&str]) -> Self {
+        let mut setup = Self::shared(gpus);
+        setup.config.push_str("offers:\n");
+        for line in offers {
+            setup.config.push_str(&format!("  {line}\n"));
+        }
+        setup
+    }
+
+    /// With a file of `manifests/` applied besides what every world has.
+    pub fn applying(mut self, file: &str) -> Self {
+        let file = repository().join("manifests").join(file);
+        self.cluster_flags
+            .push(format!("--apply={}", file.display()));
+        self
+    }
+
     /// On containerd and runc; pods must name its one image.
     pub fn on_containerd(mut self) -> Self {
         self.runtime = Runtime::Containerd;
@@ -360,7 +378,7 @@ impl World {
     }
 
     /// The requests of the daemon's own user in the audit log, as far as they are of a kind.
-    fn requests(&self, is_meant: impl Fn(&serde_json::Value) -> bool) -> Vec<String> {
+    pub fn requests(&self, is_meant: impl Fn(&serde_json::Value) -> bool) -> Vec<String> {
         let audit = fs::read_to_string(self.state().join("audit.log")).unwrap_or_default();
         let complete = audit.rfind('\n').map_or("", |end| &audit[..end]);
         complete
@@ -371,6 +389,21 @@ impl World {
             })
             .map(|event| format!("{} {}", event["verb"], event["requestURI"]))
             .collect()
+    }
+
+    /// Applies a file of `manifests/` as admin.
+    pub fn apply(&self, file: &str) {
+        let output = Command::new(repository().join("tests/cluster/bin/cluster"))
+            .arg("apply")
+            .arg(self.state())
+            .arg(repository().join("manifests").join(file))
+            .output()
+            .expect("the runner can be asked");
+        assert!(
+            output.status.success(),
+            "{file}: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
     }
 
     /// Sends a command to the cluster's runner and waits until it is done.
