@@ -296,6 +296,20 @@ fn the_core_waits_for_nothing_and_knows_nobody() {
     assert_eq!(needs, ["thiserror.workspace = true"]);
 }
 
+/// Canonical forms of pools are for the model in `tests/model`, which asks for them by a feature of the core.
+#[test]
+fn the_product_does_not_ask_for_what_only_the_model_needs() {
+    let line = |manifest: &str| {
+        let text = std::fs::read_to_string(root().join(manifest)).unwrap();
+        let mut lines = text.lines().filter(|line| line.starts_with("bridge-core"));
+        lines.next().map(str::to_owned)
+    };
+    let plain = Some("bridge-core = { path = \"bridge/core\" }".to_owned());
+    assert_eq!(line("Cargo.toml"), plain);
+    let inherited = Some("bridge-core.workspace = true".to_owned());
+    assert_eq!(line("bridge/Cargo.toml"), inherited);
+}
+
 #[test]
 fn no_file_and_no_function_is_too_long_to_be_read() {
     let mut breaches = Vec::new();

@@ -15,7 +15,7 @@ const CONTEST_LASTS: Duration = Duration::from_secs(10);
 const LONGER_QUIET: u32 = 8;
 
 /// The last arrivals of each kind, as uptime.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Hash)]
 pub(crate) struct Arrivals {
     counted: Option<Duration>,
     claimed: Option<Duration>,
@@ -62,6 +62,36 @@ impl Arrivals {
             quiet * LONGER_QUIET
         } else {
             quiet
+        }
+    }
+}
+
+#[cfg(any(test, feature = "model"))]
+impl Arrivals {
+    /// The canonical form on another clock; see `canonical.rs` of the crate.
+    pub(crate) fn canonical(self, clocks: &crate::canonical::Clocks, quiet: Duration) -> Self {
+        let Self {
+            counted,
+            claimed,
+            contested,
+            first,
+        } = self;
+        // Longer than what is waited for: a span as long still counts.
+        let longest = (quiet * LONGER_QUIET).max(CONTEST_WITHIN * 2);
+        let came = |at: Duration| clocks.past(at, longest);
+        let last = counted.max(claimed);
+        let counts = |contested: &Duration| {
+            let is_fresh = last.is_some_and(|last| clocks.age(last) < longest);
+            last.is_some_and(|last| last.saturating_sub(*contested) <= CONTEST_LASTS)
+                && (is_fresh || clocks.age(*contested) <= CONTEST_LASTS)
+        };
+        Self {
+            counted: counted.map(came),
+            claimed: claimed.map(came),
+            contested: contested
+                .filter(counts)
+                .map(|at| clocks.past(at, CONTEST_LASTS + longest)),
+            first,
         }
     }
 }

@@ -8,7 +8,7 @@ use crate::ledger::Access;
 use crate::taint::Toleration;
 
 /// A point in time, twice: for people and for decisions.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Moment {
     /// Wall-clock time. It jumps; it is only stored and shown.
     pub wall: SystemTime,
@@ -26,7 +26,7 @@ impl Default for Moment {
 }
 
 /// One answer of the kubelet's `PodResourcesLister/List`.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Hash)]
 pub struct Listing {
     /// Every active pod, also those with nothing of ours: a pod that holds a unit and is active without its id is
     /// how a kubelet shows that it has lost its book.
@@ -34,7 +34,7 @@ pub struct Listing {
 }
 
 /// A pod of a [`Listing`]. The kubelet gives no UID here.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ListedPod {
     /// Namespace and name.
     pub pod: PodName,
@@ -45,7 +45,7 @@ pub struct ListedPod {
 }
 
 /// A device id in a [`ListedPod`].
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ListedDevice {
     /// Container name.
     pub container: String,
@@ -54,7 +54,7 @@ pub struct ListedDevice {
 }
 
 /// A claim in a [`ListedPod`].
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ListedClaim {
     /// Namespace of the claim.
     pub namespace: String,
@@ -109,7 +109,7 @@ impl Listing {
 }
 
 /// Where a list of pods comes from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum PodSource {
     /// The API server's, by `spec.nodeName`, from a watch in sync.
     Api,
@@ -118,7 +118,7 @@ pub enum PodSource {
 }
 
 /// The pods bound to this node. Only a complete list is evidence: an adapter that is not in sync sends none.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Pods {
     /// Who said so.
     pub source: PodSource,
@@ -127,7 +127,7 @@ pub struct Pods {
 }
 
 /// Whether a pod may still run something.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum PodPhase {
     /// Anything but the two below, `Pending` included.
     Live,
@@ -136,7 +136,7 @@ pub enum PodPhase {
 }
 
 /// A pod bound to this node.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct BoundPod {
     /// Namespace and name.
     pub pod: PodName,
@@ -173,14 +173,14 @@ impl Pods {
 
 /// The claims that the live pods bound here name, by pod: those to read where claims are noticed at bind. A generated
 /// claim has no name before it exists. Like [`Pods`], all of them or none.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Hash)]
 pub struct NamedClaims {
     /// By pod; a pod without claims may be left out.
     pub by_pod: BTreeMap<PodUid, BTreeSet<ClaimName>>,
 }
 
 /// The claims whose allocation names a device of this node's pool.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Hash)]
 pub struct Claims {
     /// Each of them, as far as they are known.
     pub claims: Vec<AllocatedClaim>,
@@ -189,7 +189,7 @@ pub struct Claims {
 }
 
 /// Of which claims a [`Claims`] says something, if only that they are not allocated here.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Hash)]
 pub enum ClaimScope {
     /// Of every claim there is: a watch in sync.
     #[default]
@@ -228,7 +228,7 @@ impl Claims {
 }
 
 /// An allocated claim.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct AllocatedClaim {
     /// The claim.
     pub claim: ClaimRef,
@@ -239,7 +239,7 @@ pub struct AllocatedClaim {
 }
 
 /// A device in an allocation.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct AllocatedDevice {
     /// The request that it answers, without sub-request names.
     pub request: String,
@@ -254,7 +254,7 @@ pub struct AllocatedDevice {
 }
 
 /// A process on a GPU.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Process {
     /// Its id on the host.
     pub pid: u32,
@@ -263,7 +263,7 @@ pub struct Process {
 }
 
 /// What NVML said about the processes of one unit.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum UnitProcesses {
     /// These run on it; processes that the configuration ignores are left out.
     Known(Vec<Process>),
@@ -272,7 +272,7 @@ pub enum UnitProcesses {
 }
 
 /// The processes of every unit, at one moment. A unit that is absent counts as [`UnitProcesses::Unknown`].
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Hash)]
 pub struct Processes {
     /// By unit.
     pub units: BTreeMap<UnitId, UnitProcesses>,
@@ -287,7 +287,7 @@ impl Processes {
 }
 
 /// What a call brings along that was read after it arrived.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Hash)]
 pub struct Evidence {
     /// What pod-resources said about the ids of the call after it arrived; `None` if nobody asked yet. It need not be
     /// complete: pods that were not asked about are as in the last listing, so nothing but the call is judged by it.

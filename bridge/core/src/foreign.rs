@@ -7,7 +7,7 @@ use crate::pool::{Pool, Transition};
 use crate::report::{EndCause, Report};
 
 /// A process must be seen on a free unit this many times in a row: one that is just ending is no stranger.
-const SUSPECT_LIMIT: u32 = 2;
+pub(crate) const SUSPECT_LIMIT: u32 = 2;
 
 impl Transition {
     /// Foreign units that are shown to be free are free.

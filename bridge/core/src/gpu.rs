@@ -3,7 +3,7 @@
 use crate::id::UnitId;
 
 /// One whole GPU as NVML describes it. Everything but the UUID is for people and selectors; identity is the UUID.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Gpu {
     /// `nvmlDeviceGetUUID`.
     pub uuid: UnitId,

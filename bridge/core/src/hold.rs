@@ -7,7 +7,7 @@ use crate::id::{ClaimRef, ClaimUid, DeviceId, PodRef};
 use crate::settings::Face;
 
 /// One holder's part of a unit.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Hold {
     /// How many of the unit's equal shares it takes. An exclusive unit has one.
     pub shares: NonZeroU32,
@@ -18,7 +18,7 @@ pub struct Hold {
 }
 
 /// Holder and phase of a hold.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum HoldKind {
     /// `Allocate` was answered; which pod got the id is not known yet.
     Granted {
@@ -50,7 +50,7 @@ pub enum HoldKind {
 }
 
 /// Why a unit is `Foreign`.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum ForeignCause {
     /// A process that belongs to no known holder runs on it.
     UnknownProcess,
@@ -67,7 +67,7 @@ pub enum ForeignCause {
 }
 
 /// The holder before a unit became [`ForeignCause::Lingering`].
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Former {
     /// A counted pod, by name where it was known.
     Counted(Option<PodRef>),

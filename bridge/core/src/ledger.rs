@@ -9,7 +9,7 @@ use crate::id::{ClaimRef, ClaimUid, DeviceId, DeviceName, UnitId};
 use crate::settings::Face;
 
 /// The side on which a unit is offered while it is free.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Side {
     /// To counted requests: healthy id, tainted device.
     Legacy,
@@ -97,7 +97,7 @@ impl Side {
 }
 
 /// What kind of hardware a unit is, and with which other units it overlaps.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum UnitKind {
     /// A whole GPU.
     Gpu,
@@ -109,7 +109,7 @@ pub enum UnitKind {
 }
 
 /// A unit that the node has, or had and nobody has forgotten yet (rule 12).
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct UnitRecord {
     /// The number in the device's name and its place in every list. Bound to the UUID for good.
     pub number: u32,
@@ -142,7 +142,7 @@ impl UnitRecord {
 }
 
 /// In which role a claim has a device.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Access {
     /// The claim holds the unit.
     Owner,
@@ -151,7 +151,7 @@ pub enum Access {
 }
 
 /// One device of a prepared claim.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct PreparedDevice {
     /// The requests of the claim that it answers, without sub-request names.
     pub requests: Vec<String>,
@@ -166,7 +166,7 @@ pub struct PreparedDevice {
 }
 
 /// What was answered to `NodePrepareResources`; the same answer is given again.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Preparation {
     /// The claim.
     pub claim: ClaimRef,
@@ -175,7 +175,7 @@ pub struct Preparation {
 }
 
 /// Units, holds and prepared claims of one node.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Hash)]
 pub struct Ledger {
     /// Grows by one with every saved change.
     pub generation: u64,

@@ -23,6 +23,8 @@
 mod adopt;
 mod allocate;
 mod arrivals;
+#[cfg(any(test, feature = "model"))]
+mod canonical;
 mod count;
 mod demand;
 mod evidence;
@@ -52,6 +54,8 @@ mod tests;
 
 pub use adopt::{Adoption, CheckpointedDevices, CheckpointedResponse};
 pub use allocate::{AllocateOutcome, AllocateRequest, Grant, Patience};
+#[cfg(any(test, feature = "model"))]
+pub use canonical::{Moves, Sight};
 pub use demand::{Claimed, Demand, WaitingPod};
 pub use evidence::{
     AllocatedClaim, AllocatedDevice, BoundPod, ClaimScope, Claims, Evidence, ListedClaim,

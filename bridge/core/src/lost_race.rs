@@ -34,7 +34,7 @@ pub(crate) const LINGER_LIMIT: Duration = Duration::from_secs(60);
 pub(crate) const EVICTION_PAUSE: Duration = Duration::from_secs(60);
 
 /// Claims that lost a race, and what is done for them.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Hash)]
 pub(crate) struct LostRaces {
     losers: BTreeMap<ClaimUid, Loser>,
     /// Since when a process of an ended holder is all that keeps a unit.
@@ -46,14 +46,14 @@ pub(crate) struct LostRaces {
 }
 
 /// A claim that is allocated here, and whose Prepare was refused.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Loser {
     claim: ClaimRef,
     stage: Stage,
 }
 
 /// How far it has come with a [`Loser`].
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum Stage {
     /// Nobody is evicted for it, or not yet; with the reason that was told last.
     Waits { told: Option<NotEvicted> },
@@ -68,7 +68,7 @@ enum Stage {
 }
 
 /// Why the pod of a claim that lost a race is not evicted.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum NotEvicted {
     /// The claim tolerates the taint: it asked to stay.
     Tolerates,
@@ -492,5 +492,42 @@ impl Pool {
             }
         }
         times.into_iter().filter(|at| *at > now).min()
+    }
+}
+
+#[cfg(any(test, feature = "model"))]
+impl LostRaces {
+    /// The canonical form on another clock; see `canonical.rs` of the crate.
+    pub(crate) fn canonical(self, clocks: &crate::canonical::Clocks) -> Self {
+        let Self {
+            losers,
+            lingering,
+            lowered,
+            wake_at: _, // found anew by each transition, for the arbiter alone
+        } = self;
+        let stage = |stage: Stage| match stage {
+            // What was told is told again, and nothing else comes of it.
+            Stage::Waits { told: _ } => Stage::Waits { told: None },
+            Stage::Evicts {
+                unit,
+                reason,
+                since,
+            } => Stage::Evicts {
+                unit,
+                reason,
+                since: clocks.past(since, EVICTION_LIMIT),
+            },
+            Stage::Spent => Stage::Spent,
+        };
+        let losers = losers.into_iter().map(|(uid, Loser { claim, stage: at })| {
+            let stage = stage(at);
+            (uid, Loser { claim, stage })
+        });
+        Self {
+            losers: losers.collect(),
+            lingering: clocks.all(lingering, |since| clocks.past(since, LINGER_LIMIT)),
+            lowered: clocks.all(lowered, |at| clocks.past(at, EVICTION_PAUSE)),
+            wake_at: None,
+        }
     }
 }

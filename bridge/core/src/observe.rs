@@ -11,9 +11,9 @@ use crate::report::{EndCause, Report};
 use crate::settings::Face;
 
 /// A bound pod must be missing from this many listings in a row: one listing is no atomic snapshot.
-const UNLISTED_LIMIT: u32 = 2;
+pub(crate) const UNLISTED_LIMIT: u32 = 2;
 /// A prepared claim without any cause to be is ended after this time without an Unprepare.
-const CAUSELESS_LIMIT: Duration = Duration::from_secs(60);
+pub(crate) const CAUSELESS_LIMIT: Duration = Duration::from_secs(60);
 
 impl Pool {
     /// Whether pod-resources was listed since the unit was granted, in the same moment at the earliest.

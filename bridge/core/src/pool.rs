@@ -22,7 +22,7 @@ pub(crate) const LINGER_COUNTED: Duration = Duration::from_secs(10);
 const POD_LAG: Duration = Duration::from_millis(500);
 
 /// Whether the pool gives anything out.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Standing {
     /// It does.
     Serving,
@@ -33,7 +33,7 @@ pub enum Standing {
 }
 
 /// Whether NVML sees a unit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Presence {
     /// It has not said anything since the start, or does not answer at all.
     Unknown,
@@ -44,7 +44,7 @@ pub(crate) enum Presence {
 }
 
 /// What was seen, kept in memory only: all of it comes back after a restart.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Hash)]
 pub(crate) struct Seen {
     pub(crate) motion: Motion,
     pub(crate) lost: LostRaces,
@@ -73,7 +73,7 @@ pub(crate) struct Seen {
 }
 
 /// All units of a node, who has them, and what is offered. Changed only through a [`Transition`].
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Pool {
     pub(crate) ledger: Ledger,
     pub(crate) settings: Settings,

@@ -20,7 +20,7 @@ use crate::settings::Face;
 pub const RIVAL_GONE: Duration = Duration::from_secs(30);
 
 /// A daemon other than this one that serves our resource or our driver on this node.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Rival {
     /// Which of our two names it has.
     pub face: Face,
@@ -40,7 +40,7 @@ impl fmt::Display for Rival {
 }
 
 /// Rivals are there, or were a moment ago.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Rivalry {
     /// As last seen, one at least.
     rivals: BTreeSet<Rival>,
@@ -112,5 +112,17 @@ impl Pool {
                 known.any(|it| it.unit == device.unit && it.access == Access::Owner)
             })
         })
+    }
+}
+
+#[cfg(any(test, feature = "model"))]
+impl Rivalry {
+    /// The canonical form on another clock; see `canonical.rs` of the crate.
+    pub(crate) fn canonical(self, clocks: &crate::canonical::Clocks) -> Self {
+        let Self { rivals, seen_at } = self;
+        Self {
+            rivals,
+            seen_at: clocks.past(seen_at, RIVAL_GONE),
+        }
     }
 }

@@ -32,7 +32,7 @@ impl Face {
 }
 
 /// Which faces are open for new holders. A mode never touches who holds a unit already (rule 9).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
 pub enum Mode {
     /// Counted requests only.
     Legacy,
@@ -72,7 +72,7 @@ impl Mode {
 }
 
 /// The most units that each face may hold, free ones that it offers included. `None`: no cap.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
 pub struct Limits {
     /// Cap of the device plugin face.
     pub legacy: Option<u32>,
@@ -92,7 +92,7 @@ impl Limits {
 }
 
 /// How the units are shared out between the faces where the limits leave room.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Weights {
     /// Weight of the device plugin face.
     pub legacy: u32,
@@ -107,7 +107,7 @@ impl Default for Weights {
 }
 
 /// How long the steps of a move take. The defaults are measured on a busy node.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Pace {
     /// How long the own Node must show a lowered count before anybody else is offered the unit: a pod that was bound
     /// on the higher count has been seen by then.
@@ -129,7 +129,7 @@ impl Default for Pace {
 }
 
 /// The settings that decisions depend on.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Hash)]
 pub struct Settings {
     /// Which faces are open.
     pub mode: Mode,

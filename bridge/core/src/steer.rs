@@ -7,6 +7,9 @@
 
 mod demand;
 
+#[cfg(any(test, feature = "model"))]
+mod canonical;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -27,7 +30,7 @@ const TURN_LAST: Duration = Duration::from_secs(30);
 const TURNS_IN_ROUND: u32 = 4;
 
 /// What steering remembers between observations; all of it comes back within a second after a restart.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Hash)]
 pub(crate) struct Motion {
     node: NodeView,
     /// Counted pods and allocated claims that are no news; the pods with the time at which they were seen first.
@@ -55,7 +58,7 @@ pub(crate) struct Motion {
 }
 
 /// What is known of the count in the own Node's status.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
 enum NodeView {
     /// Nothing since the start: units stay as they are.
     #[default]
@@ -96,7 +99,7 @@ impl Motion {
 }
 
 /// One turn of those that share out what is free while things keep arriving.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Turn {
     number: u32,
     length: Duration,

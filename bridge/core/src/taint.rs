@@ -84,7 +84,7 @@ impl Taint {
 }
 
 /// A toleration in an allocation result (`DeviceToleration` in k8s.io/api `resource/v1/types.go`).
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Toleration {
     /// The key tolerated; `None`: every key.
     pub key: Option<String>,

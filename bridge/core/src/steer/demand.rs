@@ -29,7 +29,7 @@ const PAUSE_FIRST: Duration = Duration::from_secs(30);
 const PAUSE_LAST: Duration = Duration::from_secs(480);
 
 /// What is known of pods that wait, and for whom units are gathered.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Hash)]
 pub(super) struct Waiting {
     /// `None`: nobody watches them, and turns decide.
     known: Option<Demand>,
@@ -43,7 +43,7 @@ pub(super) struct Waiting {
 }
 
 /// The pod that comes first, and since when.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Gather {
     pod: PodUid,
     since: Duration,
@@ -315,5 +315,29 @@ impl Transition {
         let lacks = meant.claimed.saturating_sub(claimable);
         let spare = counted.saturating_sub(meant.counted);
         self.share_out(dwelt, have.saturating_sub(lacks.min(spare)), have);
+    }
+}
+
+#[cfg(any(test, feature = "model"))]
+impl Waiting {
+    /// The canonical form on another clock; see `canonical.rs` of the crate.
+    pub(super) fn canonical(self, clocks: &crate::canonical::Clocks) -> Self {
+        let Self {
+            known,
+            gather,
+            given_up,
+            pause,
+            pause_ends,
+        } = self;
+        Self {
+            known: known.map(Demand::canonical),
+            gather: gather.map(|gather| Gather {
+                since: clocks.past(gather.since, GATHER_LIMIT),
+                ..gather
+            }),
+            given_up,
+            pause,
+            pause_ends: pause_ends.and_then(|end| clocks.yet_to_come(end)),
+        }
     }
 }

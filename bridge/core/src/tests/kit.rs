@@ -7,12 +7,17 @@ use crate::{
     Access, Adoption, AllocateOutcome, AllocateRequest, AllocatedClaim, AllocatedDevice, BoundPod,
     CheckpointedDevices, CheckpointedResponse, ClaimRef, ClaimUid, ClaimedDevice, Claims, DeviceId,
     DeviceName, Evidence, Gpu, Hold, HoldKind, Inventory, Ledger, ListedClaim, ListedDevice,
-    ListedPod, Listing, Mode, Moment, Patience, PodName, PodPhase, PodRef, PodSource, PodUid, Pods,
-    Pool, PrepareOutcome, PrepareRequest, Process, Processes, Report, Settings, TAINT_KEY,
-    TaintEffect, Toleration, Transition, UnitId, UnitProcesses,
+    ListedPod, Listing, Mode, Moment, Moves, Patience, PodName, PodPhase, PodRef, PodSource,
+    PodUid, Pods, Pool, PrepareOutcome, PrepareRequest, Process, Processes, Report, Settings,
+    Sight, TAINT_KEY, TaintEffect, Toleration, Transition, UnitId, UnitProcesses,
 };
 
 pub(super) const POOL: &str = "node-1";
+/// Whatever time a test lets pass, it is a multiple of this.
+pub(super) const SIGHT: Sight = Sight {
+    grain: Duration::from_millis(100),
+    moves: Moves::Happen,
+};
 /// A kubelet that lists nobody.
 pub(super) const NOTHING: Listing = Listing { pods: Vec::new() };
 
@@ -66,10 +71,14 @@ pub(super) struct Daemon {
     /// The ledger on disk; `None`: no file.
     pub(super) disk: Option<Ledger>,
     pub(super) uptime: Duration,
+    /// Transitions so far: the wall clock, which no restart sets back.
+    pub(super) acts: u32,
     /// What NVML says about processes whenever it is asked.
     pub(super) processes: Processes,
     /// What the last act reported.
     pub(super) reports: Vec<Report>,
+    /// Whether the last act saved the ledger.
+    pub(super) saved: bool,
 }
 
 impl Daemon {
@@ -79,8 +88,10 @@ impl Daemon {
             pool: Pool::restored(Ledger::default(), settings),
             disk: None,
             uptime: Duration::ZERO,
+            acts: 0,
             processes: idle(count),
             reports: Vec::new(),
+            saved: false,
         };
         daemon.act(|t| t.observe_inventory(inventory(0..count)));
         daemon
@@ -103,8 +114,10 @@ impl Daemon {
             pool: Pool::restored(ledger, settings),
             disk: None,
             uptime: Duration::ZERO,
+            acts: 0,
             processes,
             reports: Vec::new(),
+            saved: false,
         };
         daemon.act(|t| t.observe_inventory(Inventory::Seen(gpus)));
         daemon
@@ -112,18 +125,27 @@ impl Daemon {
 
     /// Plan, save, commit: as the arbiter does it.
     pub(super) fn act<T>(&mut self, step: impl FnOnce(&mut Transition) -> T) -> T {
+        self.acts += 1;
         let mut transition = self.pool.begin(self.now(), self.processes.clone());
         let outcome = step(&mut transition);
-        if let Some(ledger) = transition.ledger_to_save() {
+        let to_save = transition.ledger_to_save();
+        self.saved = to_save.is_some();
+        if let Some(ledger) = to_save {
             self.disk = Some(ledger.clone());
         }
         self.reports = self.pool.commit(transition);
         outcome
     }
 
+    /// Puts the canonical form in the place of pool, disk and clock.
+    pub(super) fn go_on_canonically(&mut self) {
+        (self.pool, self.uptime) = self.pool.clone().canonical(self.uptime, SIGHT);
+        self.disk = self.disk.take().map(Ledger::canonical);
+    }
+
     pub(super) fn now(&self) -> Moment {
         Moment {
-            wall: SystemTime::UNIX_EPOCH + self.uptime,
+            wall: SystemTime::UNIX_EPOCH + Duration::from_secs(self.acts.into()),
             uptime: self.uptime,
         }
     }

@@ -188,7 +188,7 @@ impl World {
     ) -> Option<AllocateOutcome> {
         let before = self.daemon.clone();
         let outcome = self.act(|t| t.allocate(request, evidence));
-        if then == Then::NotSaved && before.disk != self.daemon.disk {
+        if then == Then::NotSaved && self.daemon.saved {
             self.daemon = before;
             return None;
         }
@@ -230,7 +230,7 @@ impl World {
             }
             let before = self.daemon.clone();
             let outcome = self.act(|t| t.prepare(&request));
-            if then == Then::NotSaved && before.disk != self.daemon.disk {
+            if then == Then::NotSaved && self.daemon.saved {
                 self.daemon = before;
                 return Ok(());
             }

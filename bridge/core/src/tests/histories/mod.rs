@@ -14,6 +14,7 @@ use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
 
+use super::kit::SIGHT;
 use crate::{Limits, Mode};
 use world::World;
 
@@ -84,8 +85,17 @@ pub(super) enum NodeOp {
     LostLedger,
     /// Another device plugin for the resource comes or goes.
     Rival,
+    /// So many pods of either kind wait for so many units each, or it is not known any more who waits.
+    Demand { pods: Option<Vec<(Kind, u8)>> },
     /// The admin changes the settings.
     Configure { mode: Mode, limits: Limits },
+}
+
+/// How a pod asks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    Counted,
+    Claim,
 }
 
 /// What a counted pod asks for.
@@ -262,8 +272,14 @@ fn node_op() -> impl Strategy<Value = NodeOp> {
         1 => Just(NodeOp::Reboot),
         1 => Just(NodeOp::LostLedger),
         1 => Just(NodeOp::Rival),
+        1 => demand().prop_map(|pods| NodeOp::Demand { pods }),
         1 => settings().prop_map(|(mode, limits)| NodeOp::Configure { mode, limits }),
     ]
+}
+
+fn demand() -> impl Strategy<Value = Option<Vec<(Kind, u8)>>> {
+    let kind = prop_oneof![Just(Kind::Counted), Just(Kind::Claim)];
+    prop::option::weighted(0.8, prop::collection::vec((kind, 1_u8..4), 0..4))
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -343,6 +359,23 @@ proptest! {
     #[test]
     fn no_history_breaks_a_rule(history in history()) {
         play(&history)?;
+    }
+
+    #[test]
+    fn a_pool_in_its_canonical_form_lives_on_as_it_would_have((units, (mode, limits), ops) in history()) {
+        let mut as_it_is = World::new(units, mode, limits);
+        let mut canonical = World::new(units, mode, limits);
+        canonical.canonical = true;
+        for op in &ops {
+            as_it_is.play(op).map_err(TestCaseError::fail)?;
+            canonical.play(op).map_err(TestCaseError::fail)?;
+            let form = |world: &World| {
+                let daemon = &world.daemon;
+                daemon.pool.clone().canonical(daemon.uptime, SIGHT)
+            };
+            prop_assert_eq!(form(&as_it_is), form(&canonical));
+            prop_assert_eq!(&as_it_is.told, &canonical.told);
+        }
     }
 }
 

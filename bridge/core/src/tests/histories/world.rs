@@ -1,15 +1,15 @@
 //! The node around the daemon, and the daemon's own life.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
-use super::super::kit::{Daemon, gpu, report_in_words, unit};
+use super::super::kit::{Daemon, gpu, pod_uid, report_in_words, unit};
 use super::pods::{Api, Claim, Containers, Kubelet, Pod};
-use super::{Book, Late, Look, NodeOp, Op};
+use super::{Book, Kind, Late, Look, NodeOp, Op};
 use crate::{
-    Adoption, CheckpointedDevices, CheckpointedResponse, ClaimUid, Face, Inventory, Limits, Mode,
-    PodUid, Pool, Process, Processes, Report, Rival, Settings, Standing, Transition, UnitId,
-    UnitProcesses,
+    Adoption, CheckpointedDevices, CheckpointedResponse, ClaimUid, Claimed, Demand, Face,
+    Inventory, Limits, Mode, PodUid, Pool, Process, Processes, Report, Rival, Settings, Standing,
+    Transition, UnitId, UnitProcesses, WaitingPod,
 };
 
 /// The truth.
@@ -37,6 +37,8 @@ pub(super) struct World {
     pub(super) count_obeys: bool,
     /// Every kind of report so far.
     pub(super) told: BTreeSet<String>,
+    /// Whether the pool goes on in its canonical form after each transition.
+    pub(super) canonical: bool,
 }
 
 impl World {
@@ -62,6 +64,7 @@ impl World {
             knows_pods: false,
             count_obeys: false,
             told: BTreeSet::new(),
+            canonical: false,
         }
     }
 
@@ -109,6 +112,12 @@ impl World {
                 self.rival = !self.rival;
                 self.look(Look::Rivals);
             }
+            NodeOp::Demand { pods } => {
+                let demand = pods.as_ref().map(|pods| Demand {
+                    pods: pods.iter().zip(0..).map(waiting).collect(),
+                });
+                self.act(|t| t.observe_demand(demand));
+            }
             NodeOp::Configure { mode, limits } => {
                 let settings = Settings {
                     mode: *mode,
@@ -126,6 +135,9 @@ impl World {
         let outcome = self.daemon.act(step);
         self.told
             .extend(self.daemon.reports.iter().map(report_in_words));
+        if self.canonical {
+            self.daemon.go_on_canonically();
+        }
         outcome
     }
 
@@ -336,5 +348,16 @@ impl World {
 fn toggle(set: &mut BTreeSet<UnitId>, unit: UnitId) {
     if !set.remove(&unit) {
         set.insert(unit);
+    }
+}
+
+/// A pod that waits, older than those with higher numbers.
+fn waiting(((kind, size), number): (&(Kind, u8), u32)) -> WaitingPod {
+    let units = |of: Kind| if *kind == of { u32::from(*size) } else { 0 };
+    WaitingPod {
+        uid: pod_uid(&format!("waits-{number}")),
+        created: SystemTime::UNIX_EPOCH + Duration::from_secs(number.into()),
+        counted: units(Kind::Counted),
+        claimed: Claimed::Units(units(Kind::Claim)),
     }
 }
