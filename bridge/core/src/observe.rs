@@ -6,6 +6,7 @@ use std::time::Duration;
 use crate::evidence::{Claims, ListedPod, Listing, Pods};
 use crate::hold::{Hold, HoldKind};
 use crate::id::{ClaimUid, DeviceId, PodRef, UnitId};
+use crate::ledger::Preparation;
 use crate::pool::{LINGER_COUNTED, Pool, Transition};
 use crate::report::{EndCause, Report};
 use crate::settings::Face;
@@ -20,6 +21,22 @@ impl Pool {
     fn is_listed_since_answer(&self, unit: &UnitId) -> bool {
         let answered = self.seen.answered.get(unit);
         answered.is_none_or(|answered| self.seen.listed_at.is_some_and(|at| at >= *answered))
+    }
+
+    /// Prepared claims that neither the API nor pod-resources knows any more; `None` while one of them is not known.
+    fn causeless_claims(&self) -> Option<BTreeSet<ClaimUid>> {
+        let claims = self.seen.claims.as_ref()?;
+        let listing = self.seen.listing.as_ref()?;
+        let has_cause = |preparation: &Preparation| {
+            let uid = &preparation.claim.uid;
+            let mut devices = preparation.devices.iter();
+            !claims.knows(uid)
+                || devices.any(|device| claims.name(uid, &device.device))
+                || listing.has_claim(&preparation.claim)
+        };
+        let prepared = self.ledger.prepared.iter();
+        let causeless = prepared.filter(|(_, preparation)| !has_cause(preparation));
+        Some(causeless.map(|(uid, _)| uid.clone()).collect())
     }
 }
 
@@ -36,6 +53,7 @@ impl Transition {
         }
         self.pool.seen.listed_at = Some(self.now.uptime);
         self.pool.seen.listing = Some(listing);
+        self.note_causeless();
         self.settle();
     }
 
@@ -265,42 +283,38 @@ impl Transition {
         }
     }
 
+    /// Ends prepared claims that have had no cause to be for a minute. It begins with a listing that came after the
+    /// Prepare, and ends with another: a kubelet that does not answer shows nothing, and what was known before the
+    /// claim was prepared says nothing about it.
     fn end_causeless(&mut self) {
-        let seen = &self.pool.seen;
-        let (Some(claims), Some(listing), Some(listed_at)) =
-            (&seen.claims, &seen.listing, seen.listed_at)
-        else {
+        let Some(causeless) = self.pool.causeless_claims() else {
             self.pool.seen.causeless.clear();
             return;
         };
-        let (caused, causeless): (Vec<_>, Vec<_>) =
-            self.pool
-                .ledger
-                .prepared
-                .iter()
-                .partition(|(uid, preparation)| {
-                    let mut devices = preparation.devices.iter();
-                    !claims.knows(uid)
-                        || devices.any(|device| claims.name(uid, &device.device))
-                        || listing.has_claim(&preparation.claim)
-                });
-        let caused: Vec<ClaimUid> = caused.into_iter().map(|(uid, _)| uid.clone()).collect();
-        let causeless: Vec<ClaimUid> = causeless.into_iter().map(|(uid, _)| uid.clone()).collect();
-        for uid in &caused {
-            self.pool.seen.causeless.remove(uid);
-        }
-        for uid in causeless {
-            let now = self.now.uptime;
-            let since = *self.pool.seen.causeless.entry(uid.clone()).or_insert(now);
-            let clean = self
-                .pool
-                .units_of(&uid)
-                .iter()
-                .all(|unit| self.pool.is_clean(unit));
-            // Measured to the last listing: a kubelet that does not answer shows nothing.
-            if clean && listed_at.saturating_sub(since) >= CAUSELESS_LIMIT {
+        let seen = &mut self.pool.seen;
+        seen.causeless.retain(|uid, _| causeless.contains(uid));
+        let due: Vec<ClaimUid> = seen
+            .causeless
+            .iter()
+            .filter(|(_, since)| {
+                let listed_at = seen.listed_at.unwrap_or_default();
+                listed_at.saturating_sub(**since) >= CAUSELESS_LIMIT
+            })
+            .map(|(uid, _)| uid.clone())
+            .collect();
+        for uid in due {
+            let units = self.pool.units_of(&uid);
+            if units.iter().all(|unit| self.pool.is_clean(unit)) {
                 self.release_claim(&uid, EndCause::ClaimEnded);
             }
+        }
+    }
+
+    /// Notes since when prepared claims have had no cause to be.
+    fn note_causeless(&mut self) {
+        for uid in self.pool.causeless_claims().into_iter().flatten() {
+            let since = self.pool.seen.causeless.entry(uid);
+            since.or_insert(self.now.uptime);
         }
     }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::kit::*;
 use crate::{
     Access, AllocateOutcome, EndCause, Former, HolderKind, Inventory, Limits, Listing, Patience,
-    PrepareOutcome, Refusal, Report, Settings, UnitProcesses,
+    PrepareOutcome, Refusal, Report, Settings, Transition, UnitProcesses,
 };
 
 #[test]
@@ -302,6 +302,30 @@ fn a_prepared_claim_without_a_cause_stays_while_the_kubelet_does_not_answer() {
     daemon.see_claims(&[]);
     assert_eq!(daemon.holds("GPU-0"), "Prepared claim-a");
     daemon.list(&NOTHING);
+    assert_eq!(daemon.holds("GPU-0"), "Prepared claim-a");
+    daemon.pass(60);
+    daemon.list(&NOTHING);
+    assert_eq!(daemon.holds("GPU-0"), "free");
+}
+
+#[test]
+fn a_claim_is_not_ended_a_minute_after_it_was_prepared_on_what_was_known_before() {
+    let mut daemon = Daemon::with_gpus(1, Settings::default());
+    daemon.see_claims(&[]);
+    daemon.list(&NOTHING);
+    daemon.prepare("claim-a", &["gpu-0"]);
+    daemon.act(Transition::pass_time);
+    // The watch of claims is behind and the kubelet is silent for a minute; then the claim's pod has just ended, and
+    // the kubelet is about to give the claim back, or to start the next pod with what it was answered.
+    daemon.pass(61);
+    daemon.see_claims(&[]);
+    daemon.list(&NOTHING);
+    assert_eq!(daemon.holds("GPU-0"), "Prepared claim-a");
+    daemon.pass(59);
+    daemon.list(&NOTHING);
+    assert_eq!(daemon.holds("GPU-0"), "Prepared claim-a");
+    daemon.pass(1);
+    daemon.list(&NOTHING);
     assert_eq!(daemon.holds("GPU-0"), "free");
 }
 
@@ -557,7 +581,7 @@ fn a_listing_from_before_the_answer_does_not_give_the_unit_to_the_pod_before() {
     daemon.pass(1);
     daemon.see_pods(&[in_flight("pod-b", 1)]);
     daemon.granted("GPU-0", &listing(&[]));
-    daemon.act(crate::Transition::pass_time);
+    daemon.act(Transition::pass_time);
     assert_eq!(daemon.holds("GPU-0"), "Granted GPU-0");
     for _ in 0..5 {
         daemon.pass(1);
