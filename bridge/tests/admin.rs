@@ -18,7 +18,7 @@ use bridge_core::{
 };
 use expect_test::expect_file;
 use gpu_bridge::admin::{
-    self, ClientError, Condition, ConditionName, Conditions, Listeners, Sources, StatusPage,
+    self, ClientError, Condition, ConditionName, Conditions, Listeners, Met, Sources, StatusPage,
 };
 use gpu_bridge::arbiter::{Call, Error, Handle};
 use gpu_bridge::uds;
@@ -259,19 +259,26 @@ async fn answer(calls: &mut mpsc::Receiver<Call>, outcome: Result<(), Error>) {
 
 #[test]
 fn the_status_page_is_the_golden_one() {
-    let condition = |ok, message: &str| Condition {
-        ok,
+    let condition = |met, message: &str| Condition {
+        met,
         since: at(2),
         message: message.to_owned(),
     };
     let conditions = BTreeMap::from([
         (
             ConditionName::LedgerServing,
-            condition(true, "the ledger is in force"),
+            condition(Met::Fully, "the ledger is in force"),
         ),
         (
             ConditionName::NvmlAnswering,
-            condition(false, "no library: libnvidia-ml.so.1"),
+            condition(Met::Not(None), "no library: libnvidia-ml.so.1"),
+        ),
+        (
+            ConditionName::NodeCountTended,
+            condition(
+                Met::Partly(Some("NoStatusRight")),
+                "NoStatusRight: the right to patch nodes/status is missing",
+            ),
         ),
     ]);
     let page = StatusPage::new("node-1", &some_of_everything(), &some_offers(), &conditions);
@@ -349,10 +356,18 @@ async fn the_standing_of_the_ledger_becomes_a_condition() {
         }
     };
     let waiting = timeout(DEADLINE, seen.wait_for(says("missing"))).await;
-    assert!(!waiting.unwrap().unwrap()[&ConditionName::LedgerServing].ok);
+    assert!(
+        !waiting.unwrap().unwrap()[&ConditionName::LedgerServing]
+            .met
+            .is_ok()
+    );
     served.status.send_replace(Arc::new(some_of_everything()));
     let serving = timeout(DEADLINE, seen.wait_for(says("in force"))).await;
-    assert!(serving.unwrap().unwrap()[&ConditionName::LedgerServing].ok);
+    assert!(
+        serving.unwrap().unwrap()[&ConditionName::LedgerServing]
+            .met
+            .is_ok()
+    );
     served.end().await;
 }
 

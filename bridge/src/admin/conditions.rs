@@ -61,12 +61,58 @@ impl ConditionName {
     }
 }
 
+/// How far a condition is met. A `bool` is one of the two ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Met {
+    /// As it should be.
+    Fully,
+    /// The node serves, and can't do all that it could. The reason, where it has a page in `migration-guide/reasons`.
+    Partly(Option<&'static str>),
+    /// It is not met. The reason, where it has a page.
+    Not(Option<&'static str>),
+}
+
+impl From<bool> for Met {
+    fn from(ok: bool) -> Self {
+        if ok { Self::Fully } else { Self::Not(None) }
+    }
+}
+
+impl Met {
+    /// Whether the daemon may be called ready.
+    #[must_use]
+    pub fn is_ok(self) -> bool {
+        match self {
+            Self::Fully | Self::Partly(_) => true,
+            Self::Not(_) => false,
+        }
+    }
+
+    /// Whether the node serves less than it could.
+    #[must_use]
+    pub fn is_limiting(self) -> bool {
+        match self {
+            Self::Fully => false,
+            Self::Partly(_) | Self::Not(_) => true,
+        }
+    }
+
+    /// The reason that has a page.
+    #[must_use]
+    pub fn reason(self) -> Option<&'static str> {
+        match self {
+            Self::Fully => None,
+            Self::Partly(reason) | Self::Not(reason) => reason,
+        }
+    }
+}
+
 /// How a condition stands.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Condition {
-    /// Whether it is met.
-    pub ok: bool,
-    /// When `ok` last changed; wall clock, for people.
+    /// How far it is met.
+    pub met: Met,
+    /// When `met` last changed; wall clock, for people.
     pub since: SystemTime,
     /// Why it stands so, and what to do if it is not met.
     pub message: String,
@@ -89,7 +135,7 @@ impl Conditions {
         let since = SystemTime::now();
         let unheard = |name| {
             let condition = Condition {
-                ok: false,
+                met: Met::Not(None),
                 since,
                 message: "nothing has been heard since the start".to_owned(),
             };
@@ -100,23 +146,35 @@ impl Conditions {
     }
 
     /// Says how a condition stands. Cheap and silent when it stands so already, so that a loop may say it on
-    /// every round; a change of `ok` is logged.
-    pub fn set(&self, name: ConditionName, ok: bool, message: impl Into<String>) {
-        let message = message.into();
+    /// every round; a change of `met` is logged.
+    pub fn set(&self, name: ConditionName, met: impl Into<Met>, message: impl Into<String>) {
+        let (met, message) = (met.into(), message.into());
         self.0.send_if_modified(|all| {
             let before = all.get(&name);
-            if before.is_some_and(|before| before.ok == ok && before.message == message) {
+            if before.is_some_and(|before| before.met == met && before.message == message) {
                 return false;
             }
-            let flipped = before.is_none_or(|before| before.ok != ok);
+            let flipped = before.is_none_or(|before| before.met != met);
             let since = match before {
                 Some(before) if !flipped => before.since,
                 Some(_) | None => SystemTime::now(),
             };
             if flipped {
-                tracing::info!(condition = name.as_str(), ok, message, "Condition changed");
+                let (ok, limits) = (met.is_ok(), met.is_limiting());
+                tracing::info!(
+                    condition = name.as_str(),
+                    ok,
+                    limits,
+                    message,
+                    "Condition changed"
+                );
             }
-            all.insert(name, Condition { ok, since, message });
+            let condition = Condition {
+                met,
+                since,
+                message,
+            };
+            all.insert(name, condition);
             true
         });
     }
@@ -142,7 +200,7 @@ mod tests {
     fn what_nobody_reported_on_is_not_met() {
         let all = Conditions::new().snapshot();
         assert_eq!(all.len(), ConditionName::ALL.len());
-        assert!(all.values().all(|condition| !condition.ok));
+        assert!(all.values().all(|condition| !condition.met.is_ok()));
     }
 
     #[test]
@@ -153,7 +211,10 @@ mod tests {
         conditions.set(name, false, "no library");
         assert_eq!(conditions.snapshot()[&name].since, start);
         conditions.set(name, true, "8 GPUs");
-        assert!(conditions.snapshot()[&name].since > start);
+        let met = conditions.snapshot()[&name].since;
+        assert!(met > start);
+        conditions.set(name, Met::Partly(None), "7 GPUs, one is silent");
+        assert!(conditions.snapshot()[&name].since > met);
     }
 
     #[test]

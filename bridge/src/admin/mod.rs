@@ -17,7 +17,7 @@ mod server;
 
 pub use crate::uds::PATH_LIMIT_BYTES as SOCKET_PATH_LIMIT_BYTES;
 pub use client::{ClientError, status};
-pub use conditions::{Condition, ConditionName, Conditions};
+pub use conditions::{Condition, ConditionName, Conditions, Met};
 pub use listen::{ListenError, http_listener};
 pub use page::{
     ClaimOfferPage, ConditionPage, CountedOfferPage, HoldPage, HolderPage, LimitsPage, OffersPage,

@@ -189,7 +189,14 @@ pub struct ConditionPage {
     pub name: String,
     /// Whether it is met.
     pub ok: bool,
-    /// When `ok` last changed.
+    /// Whether it keeps the node from doing all that it could. What is not `ok` does; what is `ok` may, and then the
+    /// node serves all the same.
+    #[serde(default)]
+    pub limits: bool,
+    /// Why it limits the node, where `migration-guide/reasons` has a page of that name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// When `ok`, `limits` or `reason` last changed.
     pub since: String,
     /// Why it stands so.
     pub message: String,
@@ -243,7 +250,7 @@ impl ReadyPage {
     #[must_use]
     pub fn new(conditions: &BTreeMap<ConditionName, Condition>) -> Self {
         Self {
-            ready: conditions.values().all(|condition| condition.ok),
+            ready: conditions.values().all(|condition| condition.met.is_ok()),
             conditions: condition_pages(conditions),
         }
     }
@@ -375,7 +382,9 @@ impl From<&ClaimOffer> for ClaimOfferPage {
 fn condition_pages(conditions: &BTreeMap<ConditionName, Condition>) -> Vec<ConditionPage> {
     let page = |(name, condition): (&ConditionName, &Condition)| ConditionPage {
         name: name.as_str().to_owned(),
-        ok: condition.ok,
+        ok: condition.met.is_ok(),
+        limits: condition.met.is_limiting(),
+        reason: condition.met.reason().map(str::to_owned),
         since: time(condition.since),
         message: condition.message.clone(),
     };

@@ -20,7 +20,7 @@ use tokio::time::{Sleep, sleep, timeout};
 use tokio_stream::StreamExt as _;
 use tokio_util::sync::CancellationToken;
 
-use super::conditions::{ConditionName, Conditions};
+use super::conditions::{ConditionName, Conditions, Met};
 use super::page::{ReadyPage, StatusPage};
 use crate::arbiter::{Error as ArbiterError, Handle, Observation};
 use crate::uds;
@@ -169,14 +169,14 @@ async fn report_ledger(sources: &Sources) {
             (status.standing, status.rivals.clone())
         };
         let missing = waiting_for.borrow_and_update().clone();
-        let (ok, message) = ledger_condition(standing, &missing);
+        let (met, message) = ledger_condition(standing, &missing);
         sources
             .conditions
-            .set(ConditionName::LedgerServing, ok, message);
-        let (ok, message) = rivals_condition(&rivals);
+            .set(ConditionName::LedgerServing, met, message);
+        let (met, message) = rivals_condition(&rivals);
         sources
             .conditions
-            .set(ConditionName::OnlyRegistrant, ok, message);
+            .set(ConditionName::OnlyRegistrant, met, message);
         tokio::select! {
             changed = status.changed() => if changed.is_err() {
                 return;
@@ -186,28 +186,28 @@ async fn report_ledger(sources: &Sources) {
     }
 }
 
-fn ledger_condition(standing: Standing, missing: &str) -> (bool, String) {
+fn ledger_condition(standing: Standing, missing: &str) -> (Met, String) {
     match standing {
-        Standing::Serving => (true, "the ledger is in force".to_owned()),
+        Standing::Serving => (Met::Fully, "the ledger is in force".to_owned()),
         Standing::WaitingForAdoption => (
-            false,
+            Met::Not(Some("WaitingForAdoption")),
             format!(
                 "WaitingForAdoption: the ledger is missing; still to be found out what runs here: {missing}"
             ),
         ),
         Standing::LedgerUnreadable => (
-            false,
+            Met::Not(Some("LedgerUnreadable")),
             "LedgerUnreadable: the ledger cannot be read; see migration-guide/reasons/LedgerUnreadable.md"
                 .to_owned(),
         ),
     }
 }
 
-fn rivals_condition(rivals: &[Rival]) -> (bool, String) {
+fn rivals_condition(rivals: &[Rival]) -> (Met, String) {
     if rivals.is_empty() {
         let names = [Face::Legacy, Face::Dra].map(Face::served_name);
         let message = format!("nobody else serves {} on this node", names.join(" or "));
-        return (true, message);
+        return (Met::Fully, message);
     }
     let shown: Vec<String> = rivals
         .iter()
@@ -218,7 +218,7 @@ fn rivals_condition(rivals: &[Rival]) -> (bool, String) {
         shown.join("; "),
         RIVAL_GONE.as_secs()
     );
-    (false, message)
+    (Met::Not(Some("OtherRegistrant")), message)
 }
 
 /// The admin socket as a listener.

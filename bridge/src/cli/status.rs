@@ -79,15 +79,23 @@ fn describe(page: &StatusPage) -> String {
         add_rows(&mut table, unit);
     }
     text.push_str(&table.to_string());
-    let notes: Vec<String> = substitutions(page).chain(unmet(page)).collect();
-    if !notes.is_empty() {
-        text.push('\n');
-    }
-    for note in notes {
-        text.push_str(&note);
-        text.push('\n');
-    }
+    add_section(&mut text, "", substitutions(page));
+    add_section(&mut text, "what limits the node:\n", limits(page));
     text
+}
+
+/// Lines below the table, if there are any.
+fn add_section(text: &mut String, head: &str, lines: impl Iterator<Item = String>) {
+    let mut lines = lines.peekable();
+    if lines.peek().is_none() {
+        return;
+    }
+    text.push('\n');
+    text.push_str(head);
+    for line in lines {
+        text.push_str(&line);
+        text.push('\n');
+    }
 }
 
 fn add_rows(table: &mut Table<7>, unit: &UnitPage) {
@@ -145,16 +153,23 @@ fn substitutions(page: &StatusPage) -> impl Iterator<Item = String> {
     })
 }
 
-fn unmet(page: &StatusPage) -> impl Iterator<Item = String> {
-    let unmet = page.conditions.iter().filter(|condition| !condition.ok);
-    unmet.map(|condition| {
-        format!(
-            "{} is not met since {}: {}",
-            condition.name,
-            seconds(&condition.since),
-            condition.message
-        )
-    })
+/// Why the node does less than it could. The word is the name of a page in `migration-guide/reasons`, or of the
+/// condition.
+fn limits(page: &StatusPage) -> impl Iterator<Item = String> {
+    let limiting = page.conditions.iter();
+    limiting
+        .filter(|condition| condition.limits || !condition.ok)
+        .map(|condition| {
+            let message = &condition.message;
+            let word = condition.reason.as_ref().unwrap_or(&condition.name);
+            // A sentence of a reason opens with it.
+            let sentence = message
+                .strip_prefix(word.as_str())
+                .and_then(|rest| rest.strip_prefix(": "))
+                .unwrap_or(message);
+            let since = seconds(&condition.since);
+            format!("  {word} since {since}: {sentence}")
+        })
 }
 
 fn limit(limit: Option<u32>) -> String {
@@ -199,7 +214,28 @@ mod tests {
             gpu-10  GPU-10  NVIDIA H100 80GB HBM3  Lost                -                                                dra     -
 
             The kubelet's id GPU-9 stands for gpu-1 (GPU-1) now.
-            NvmlAnswering is not met since 2026-09-21T14:13:22Z: no library: libnvidia-ml.so.1
+
+            what limits the node:
+              NvmlAnswering since 2026-09-21T14:13:22Z: no library: libnvidia-ml.so.1
+              NoStatusRight since 2026-09-21T14:13:22Z: the right to patch nodes/status is missing
         "#]].assert_eq(&describe(&page));
+    }
+
+    #[test]
+    fn what_limits_the_node_is_told_below_the_table_until_nothing_does() {
+        let golden = include_str!("../../../tests/golden/status.json");
+        let mut page: StatusPage = serde_json::from_str(golden).unwrap();
+        assert!(describe(&page).contains("what limits the node:"));
+        // A daemon from before `limits` says `ok` alone.
+        for condition in &mut page.conditions {
+            condition.limits = false;
+            condition.reason = None;
+        }
+        let told = describe(&page);
+        assert!(told.contains("  NvmlAnswering since"), "{told}");
+        for condition in &mut page.conditions {
+            condition.ok = true;
+        }
+        assert!(!describe(&page).contains("what limits the node"));
     }
 }

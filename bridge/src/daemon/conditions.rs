@@ -5,22 +5,22 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::Ended;
-use crate::admin::{ConditionName, Conditions};
+use crate::admin::{ConditionName, Conditions, Met};
 use crate::inventory::Scan;
 use crate::usage::DemandState;
 use crate::{device_plugin, dra};
 
 /// Sets a condition to what `say` makes of each new value of a watch.
-async fn follow<T>(
+async fn follow<T, M: Into<Met>>(
     name: ConditionName,
     mut seen: watch::Receiver<T>,
     conditions: Conditions,
     stop: CancellationToken,
-    say: impl Fn(&T) -> (bool, String),
+    say: impl Fn(&T) -> (M, String),
 ) -> Ended {
     loop {
-        let (ok, message) = say(&seen.borrow_and_update());
-        conditions.set(name, ok, message);
+        let (met, message) = say(&seen.borrow_and_update());
+        conditions.set(name, met, message);
         tokio::select! {
             () = stop.cancelled() => return (name.as_str(), Ok(())),
             changed = seen.changed() => if changed.is_err() {
@@ -43,19 +43,19 @@ pub(super) async fn nvml(
         conditions,
         stop,
         |scan| match scan {
-            Scan::Pending => (false, "NVML has not answered yet".to_owned()),
+            Scan::Pending => (Met::Not(None), "NVML has not answered yet".to_owned()),
             Scan::Seen { gpus, failed } if failed.is_empty() => {
-                (true, format!("{} GPUs answer", gpus.len()))
+                (Met::Fully, format!("{} GPUs answer", gpus.len()))
             }
             Scan::Seen { gpus, failed } => (
-                true,
+                Met::Partly(None),
                 format!(
                     "{} GPUs answer; these do not: {}",
                     gpus.len(),
                     failed.join("; ")
                 ),
             ),
-            Scan::Unavailable(error) => (false, error.clone()),
+            Scan::Unavailable(error) => (Met::Not(None), error.clone()),
         },
     )
     .await
@@ -112,22 +112,40 @@ pub(super) async fn slice(
     conditions: Conditions,
     stop: CancellationToken,
 ) -> Ended {
-    use dra::PublishState as State;
+    use dra::{PublishState as State, TaintSupport};
     follow(
         ConditionName::SlicePublished,
         seen,
         conditions,
         stop,
         |state| match state {
-            State::Waiting => (false, "the ResourceSlice is not published yet".to_owned()),
-            State::Published { slice, devices, .. } => {
-                (true, format!("ResourceSlice {slice} has {devices} devices"))
-            }
+            State::Waiting => (
+                Met::Not(None),
+                "the ResourceSlice is not published yet".to_owned(),
+            ),
+            State::Published {
+                slice,
+                devices,
+                taints: TaintSupport::Dropped,
+            } => (
+                Met::Partly(None),
+                format!(
+                    "ResourceSlice {slice} has {devices} devices; the API server drops the taints of devices, so what claims may not take is left out of it, and the pods of a claim that lost a race are not evicted: that needs Kubernetes 1.36 and its feature gate DRADeviceTaints"
+                ),
+            ),
+            State::Published {
+                slice,
+                devices,
+                taints: TaintSupport::Unknown | TaintSupport::Kept,
+            } => (
+                Met::Fully,
+                format!("ResourceSlice {slice} has {devices} devices"),
+            ),
             State::Withdrawn => (
-                true,
+                Met::Fully,
                 "the DRA face is closed, so there is no ResourceSlice".to_owned(),
             ),
-            State::Failed { error } => (false, error.clone()),
+            State::Failed { error } => (Met::Not(None), error.clone()),
         },
     )
     .await
@@ -146,15 +164,15 @@ pub(super) async fn node_status(
         conditions,
         stop,
         |state| {
-            let known = match state {
-                State::Starting => false,
-                State::Kept
-                | State::NoKubelet
+            let met = match state {
+                State::Starting => Met::Not(None),
+                State::Kept => Met::Fully,
+                State::NoKubelet
                 | State::Unseen
                 | State::NoStatusRight { .. }
-                | State::Failing { .. } => true,
+                | State::Failing { .. } => Met::Partly(state.reason()),
             };
-            (known, state.to_string())
+            (met, state.to_string())
         },
     )
     .await
@@ -171,7 +189,15 @@ pub(super) async fn demand(
         seen,
         conditions,
         stop,
-        |state| (true, state.to_string()),
+        |state| {
+            let met = match state {
+                DemandState::Known => Met::Fully,
+                DemandState::Starting
+                | DemandState::NoDemandRight { .. }
+                | DemandState::Unseen { .. } => Met::Partly(state.reason()),
+            };
+            (met, state.to_string())
+        },
     )
     .await
 }

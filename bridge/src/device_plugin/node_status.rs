@@ -129,6 +129,19 @@ pub enum NodeStatusState {
     },
 }
 
+impl NodeStatusState {
+    /// The name of its page in `migration-guide/reasons`, if it has one.
+    #[must_use]
+    pub fn reason(&self) -> Option<&'static str> {
+        match self {
+            Self::NoStatusRight { .. } => Some("NoStatusRight"),
+            Self::Starting | Self::Kept | Self::NoKubelet | Self::Unseen | Self::Failing { .. } => {
+                None
+            }
+        }
+    }
+}
+
 impl fmt::Display for NodeStatusState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

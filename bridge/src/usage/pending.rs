@@ -68,6 +68,17 @@ pub enum DemandState {
     },
 }
 
+impl DemandState {
+    /// The name of its page in `migration-guide/reasons`, if it has one.
+    #[must_use]
+    pub fn reason(&self) -> Option<&'static str> {
+        match self {
+            Self::NoDemandRight { .. } => Some("NoDemandRight"),
+            Self::Starting | Self::Known | Self::Unseen { .. } => None,
+        }
+    }
+}
+
 impl fmt::Display for DemandState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
