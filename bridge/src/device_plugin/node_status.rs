@@ -11,6 +11,7 @@
 //! Nothing is decided here. Source: kubernetes v1.37.2, `pkg/kubelet/kubelet_node_status.go`.
 
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -68,8 +69,9 @@ const RETRY_FIRST: Duration = Duration::from_millis(100);
 /// The longest of these pauses.
 const RETRY_LAST: Duration = Duration::from_secs(5);
 
-/// After a 403 the right is looked for at this pace: somebody has to change a role first.
-pub const RIGHT_AGAIN: Duration = Duration::from_secs(60);
+/// After a 403 the right is looked for again: soon, since a role that is being replaced is gone for a moment, then after
+/// twice as long each time, and at this pace in the end, because somebody has to change a role first.
+pub const RIGHT_AGAIN: RangeInclusive<Duration> = Duration::from_secs(5)..=Duration::from_secs(60);
 
 /// When the arbiter could not save what it was told, it is told again after this.
 const TELL_AGAIN: Duration = Duration::from_secs(1);
@@ -93,8 +95,9 @@ pub struct NodeStatusInputs {
     pub registered: watch::Receiver<RegistrationState>,
     /// `GetAllocatableResources` of pod-resources.
     pub kubelet_count: KubeletCount,
-    /// How soon the right is looked for again after a 403: [`RIGHT_AGAIN`], unless a test can't wait for that.
-    pub right_again: Duration,
+    /// The first and the longest pause before the right is looked for again after a 403: [`RIGHT_AGAIN`], unless a test
+    /// can't wait for that.
+    pub right_again: RangeInclusive<Duration>,
 }
 
 impl fmt::Debug for NodeStatusInputs {
@@ -273,6 +276,8 @@ struct Keeper {
     /// Since when PATCHes fail, and why the last did.
     failing: Option<(Instant, String)>,
     pause: Duration,
+    /// The next pause after a 403.
+    right_pause: Duration,
     /// Nothing is written before.
     not_before: Option<Instant>,
     /// When to look again although nothing has changed.
@@ -284,6 +289,7 @@ impl Keeper {
     fn new(inputs: NodeStatusInputs, state: watch::Sender<NodeStatusState>) -> Self {
         Self {
             nodes: Api::all(inputs.client.clone()),
+            right_pause: *inputs.right_again.start(),
             inputs,
             is_registered: false,
             started: Instant::now(),
@@ -505,6 +511,8 @@ impl Keeper {
         self.complaints.none();
         if run == Run::Real {
             debug!(count, "wrote the count into the own Node");
+            // A dry run may be allowed what the real one is not.
+            self.right_pause = *self.inputs.right_again.start();
             let now = Instant::now();
             self.written = Some((count, now));
             self.look_again(now + SHOWN_WITHIN);
@@ -527,7 +535,8 @@ impl Keeper {
             why: why.to_owned(),
         };
         self.failing = None;
-        self.wait(self.inputs.right_again);
+        self.wait(self.right_pause);
+        self.right_pause = (self.right_pause * 2).min(*self.inputs.right_again.end());
     }
 
     fn has_failed(&mut self, why: String) {

@@ -1,5 +1,6 @@
 //! The count in the own Node's status: down at once, up after the kubelet, and unknown when it can't be kept.
 
+use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
@@ -68,14 +69,14 @@ impl Scene {
         Self::on(api, count, device_plugin::RIGHT_AGAIN)
     }
 
-    fn on(api: ApiServer, count: u32, right_again: Duration) -> Self {
+    fn on(api: ApiServer, count: u32, right_again: RangeInclusive<Duration>) -> Self {
         Self::with(api, count, right_again, RegistrationState::Registered)
     }
 
     fn with(
         api: ApiServer,
         count: u32,
-        right_again: Duration,
+        right_again: RangeInclusive<Duration>,
         registration: RegistrationState,
     ) -> Self {
         show(&api, count);
@@ -348,7 +349,8 @@ async fn a_right_that_was_missing_from_the_start_is_found_once_it_is_given() {
     let api = ApiServer::start().await.unwrap();
     api.put("nodes", json!({"metadata": {"name": NODE}}));
     api.forbid("patch", "nodes/status");
-    let mut scene = Scene::on(api, 8, Duration::from_millis(100));
+    let pause = Duration::from_millis(100);
+    let mut scene = Scene::on(api, 8, pause..=pause);
     scene
         .wait_state(|state| matches!(state, NodeStatusState::NoStatusRight { .. }))
         .await;
@@ -358,6 +360,29 @@ async fn a_right_that_was_missing_from_the_start_is_found_once_it_is_given() {
         .wait_state(|state| *state == NodeStatusState::Kept)
         .await;
     scene.wait_told(Some(8)).await;
+}
+
+#[tokio::test]
+async fn a_right_that_is_gone_for_a_moment_is_found_again_soon_and_at_last_less_often() {
+    const SHORT: Duration = Duration::from_millis(20);
+    let api = ApiServer::start().await.unwrap();
+    api.put("nodes", json!({"metadata": {"name": NODE}}));
+    let mut scene = Scene::on(api, 8, SHORT..=*device_plugin::RIGHT_AGAIN.end());
+    scene.wait_told(Some(8)).await;
+    scene.api.forbid("patch", "nodes/status");
+    scene.offer(8, 5);
+    scene
+        .wait_state(|state| matches!(state, NodeStatusState::NoStatusRight { .. }))
+        .await;
+    let since = Instant::now();
+    let tries = || scene.api.count("dry-run patch", "nodes/status");
+    let before = tries();
+    eventually("three more tries", DEADLINE, || tries() >= before + 3).await;
+    // 20, 40 and 80 ms.
+    assert!(since.elapsed() >= SHORT * 7, "{:?}", since.elapsed());
+    scene.api.allow("patch", "nodes/status");
+    scene.wait_told(Some(5)).await;
+    assert_eq!(scene.shown(), "5");
 }
 
 #[tokio::test]
