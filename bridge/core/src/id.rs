@@ -17,14 +17,35 @@ const DEVICE_ID_LIMIT: usize = 63;
 const DNS_LABEL_LIMIT: usize = 63;
 /// UIDs of API objects are opaque; this only keeps nonsense out of file names and log lines.
 const UID_LIMIT: usize = 128;
+/// The most of a text from outside that a sentence or a log line repeats, in characters: two of them, of letters with two
+/// bytes, leave half of an event's 1024 bytes to the sentence.
+const SHOWN_LIMIT: usize = 128;
 /// Separates a unit from the number of its share in a kubelet device id, as NVIDIA's device plugin does.
 const SHARE_SEPARATOR: &str = "::";
+
+/// A text from outside as a sentence or a log line may repeat it: cut off where it makes no sense any more, and
+/// without characters that a terminal obeys.
+#[must_use]
+pub fn shown(text: &str) -> String {
+    let harmless = |c: char| {
+        if c.is_control() {
+            char::REPLACEMENT_CHARACTER
+        } else {
+            c
+        }
+    };
+    let mut shown: String = text.chars().take(SHOWN_LIMIT).map(harmless).collect();
+    if text.chars().nth(SHOWN_LIMIT).is_some() {
+        shown.push_str(&format!("… ({} bytes)", text.len()));
+    }
+    shown
+}
 
 fn check(what: &'static str, value: &str, limit: usize) -> Result<(), InvalidId> {
     let fail = |why| {
         Err(InvalidId {
             what,
-            value: value.to_owned(),
+            value: shown(value),
             why,
         })
     };

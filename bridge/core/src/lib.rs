@@ -66,7 +66,8 @@ pub use fit::{Cordon, NodeShape, NodeTaint, NodeTerm, PodShape, PodToleration, R
 pub use gpu::Gpu;
 pub use hold::{ForeignCause, Former, Hold, HoldKind, Phase};
 pub use id::{
-    ClaimName, ClaimRef, ClaimUid, DeviceId, DeviceName, InvalidId, PodName, PodRef, PodUid, UnitId,
+    ClaimName, ClaimRef, ClaimUid, DeviceId, DeviceName, InvalidId, PodName, PodRef, PodUid,
+    UnitId, shown,
 };
 pub use inventory::Inventory;
 pub use ledger::{Access, Ledger, Preparation, PreparedDevice, Side, UnitKind, UnitRecord};

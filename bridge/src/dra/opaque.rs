@@ -3,6 +3,7 @@
 //! Kinds and fields are those that NVIDIA's DRA driver reads, so that claims written for it mean the same here,
 //! or are refused by name: a configuration is never ignored in silence. Pure; it knows no Kubernetes type.
 
+use bridge_core::shown;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -149,7 +150,8 @@ pub(super) fn check(configs: &[Config<'_>], results: &[&str]) -> Result<(), Erro
 fn decode<'a>(config: &Config<'a>) -> Result<Decoded<'a>, Error> {
     let invalid = |kind: &str, error: serde_json::Error| Error::Invalid {
         kind: kind.to_owned(),
-        why: error.to_string(),
+        // The decoder repeats what it did not expect.
+        why: shown(&error.to_string()),
     };
     if !config.parameters.is_object() {
         return Err(Error::Invalid {
@@ -164,7 +166,7 @@ fn decode<'a>(config: &Config<'a>) -> Result<Decoded<'a>, Error> {
         (API_VERSION, "MigDeviceConfig") => Kind::Mig,
         (API_VERSION, "VfioDeviceConfig") => Kind::Vfio,
         (api_version, kind) => {
-            let named = |text: &str| if text.is_empty() { "(none)" } else { text }.to_owned();
+            let named = |text: &str| shown(if text.is_empty() { "(none)" } else { text });
             return Err(Error::UnknownKind {
                 api_version: named(api_version),
                 kind: named(kind),
@@ -219,7 +221,7 @@ pub(super) fn base_request(request: &str) -> &str {
 
 fn field(sharing: &Value) -> String {
     match sharing.get("strategy").and_then(Value::as_str) {
-        Some(strategy) => format!("sharing (strategy {strategy})"),
+        Some(strategy) => format!("sharing (strategy {})", shown(strategy)),
         None => "sharing".to_owned(),
     }
 }

@@ -10,7 +10,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bridge_core::{ClaimRef, ClaimUid, Patience, PrepareRequest, Refusal};
+use bridge_core::{ClaimRef, ClaimUid, Patience, PrepareRequest, Refusal, shown};
 use futures::StreamExt;
 use kube::Client;
 use tokio::time::{Instant, sleep_until, timeout_at};
@@ -38,6 +38,9 @@ pub const CALL_LIMIT: Duration = Duration::from_secs(30);
 /// Claims of one call that are worked on at once. A pod has a few; this keeps one call from filling the API
 /// server's and the arbiter's queues.
 const CLAIMS_AT_ONCE: usize = 16;
+
+/// Claims of one call: the kubelet asks for those of one pod, which has a handful.
+pub(super) const CLAIMS_LIMIT: usize = 1024;
 
 /// A claim as the kubelet names it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -153,7 +156,7 @@ impl Service {
         let arrived = self.handle.uptime();
         let start = Instant::now();
         each(asked, |asked| async move {
-            let claim = claim_ref(asked)?;
+            let claim = named(asked)?;
             let end = start + CALL_LIMIT;
             match timeout_at(end, self.prepare_one(&claim, arrived, start + WAIT_LIMIT)).await {
                 Ok(answer) => answer,
@@ -260,7 +263,8 @@ where
     let work = &work;
     futures::stream::iter(asked)
         .map(|asked| async move {
-            let span = info_span!("claim", claim = %asked.name, namespace = %asked.namespace, uid = %asked.uid);
+            let (claim, namespace) = (shown(&asked.name), shown(&asked.namespace));
+            let span = info_span!("claim", %claim, %namespace, uid = shown(&asked.uid));
             let uid = asked.uid.clone();
             let answer = async move {
                 work(asked).await.map_err(|why| {
@@ -275,19 +279,38 @@ where
         .await
 }
 
+/// The claim that is asked for. What counts is the UID; a name that no claim can have is kept as far as it is shown.
 fn claim_ref(asked: Asked) -> Result<ClaimRef, claims::Error> {
+    let kept = |text: String| {
+        if claims::is_name(&text) {
+            text
+        } else {
+            shown(&text)
+        }
+    };
+    let (namespace, name) = (kept(asked.namespace), kept(asked.name));
     match ClaimUid::new(asked.uid) {
         Ok(uid) => Ok(ClaimRef {
             uid,
-            namespace: asked.namespace,
-            name: asked.name,
+            namespace,
+            name,
         }),
         Err(source) => Err(claims::Error::InvalidUid {
-            namespace: asked.namespace,
-            name: asked.name,
+            namespace,
+            name,
             source,
         }),
     }
+}
+
+/// The same for who reads the claim by its names: they become a part of a path at the API server.
+fn named(asked: Asked) -> Result<ClaimRef, claims::Error> {
+    let good = claims::is_name(&asked.namespace) && claims::is_name(&asked.name);
+    let claim = claim_ref(asked)?;
+    if good {
+        return Ok(claim);
+    }
+    Err(claims::Error::InvalidName { claim })
 }
 
 fn log(why: &Why) {

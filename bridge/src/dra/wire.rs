@@ -23,7 +23,7 @@ use tower::Service as _;
 
 use super::DRIVER;
 use super::register::Registrar;
-use super::service::{Asked, Service};
+use super::service::{Asked, CLAIMS_LIMIT, Service};
 use crate::arbiter::PreparedReply;
 
 /// The services of the DRA socket, in the order in which the kubelet is to prefer them: it takes the first that
@@ -79,10 +79,10 @@ impl DraPluginV1 for V1 {
         &self,
         request: Request<v1::NodePrepareResourcesRequest>,
     ) -> Result<Response<v1::NodePrepareResourcesResponse>, Status> {
-        let asked = request.into_inner().claims.into_iter().map(Asked::from);
+        let asked = asked(request.into_inner().claims)?;
         let claims = self
             .0
-            .prepare(asked.collect())
+            .prepare(asked)
             .await
             .into_iter()
             .map(|(uid, answer)| (uid, v1_answer(answer)))
@@ -94,10 +94,10 @@ impl DraPluginV1 for V1 {
         &self,
         request: Request<v1::NodeUnprepareResourcesRequest>,
     ) -> Result<Response<v1::NodeUnprepareResourcesResponse>, Status> {
-        let asked = request.into_inner().claims.into_iter().map(Asked::from);
+        let asked = asked(request.into_inner().claims)?;
         let claims = self
             .0
-            .unprepare(asked.collect())
+            .unprepare(asked)
             .await
             .into_iter()
             .map(|(uid, answer)| {
@@ -107,6 +107,17 @@ impl DraPluginV1 for V1 {
             .collect();
         Ok(Response::new(v1::NodeUnprepareResourcesResponse { claims }))
     }
+}
+
+/// The claims of a call, if they are not more than any kubelet asks for.
+fn asked(claims: Vec<impl Into<Asked>>) -> Result<Vec<Asked>, Status> {
+    if claims.len() > CLAIMS_LIMIT {
+        return Err(Status::invalid_argument(format!(
+            "the call names {} claims, and no kubelet asks for more than {CLAIMS_LIMIT} at once, so nothing was done",
+            claims.len()
+        )));
+    }
+    Ok(claims.into_iter().map(Into::into).collect())
 }
 
 impl From<v1::Claim> for Asked {
@@ -152,10 +163,10 @@ impl DraPluginV1beta1 for V1beta1 {
         &self,
         request: Request<v1beta1::NodePrepareResourcesRequest>,
     ) -> Result<Response<v1beta1::NodePrepareResourcesResponse>, Status> {
-        let asked = request.into_inner().claims.into_iter().map(Asked::from);
+        let asked = asked(request.into_inner().claims)?;
         let claims = self
             .0
-            .prepare(asked.collect())
+            .prepare(asked)
             .await
             .into_iter()
             .map(|(uid, answer)| (uid, v1beta1_answer(answer)))
@@ -169,10 +180,10 @@ impl DraPluginV1beta1 for V1beta1 {
         &self,
         request: Request<v1beta1::NodeUnprepareResourcesRequest>,
     ) -> Result<Response<v1beta1::NodeUnprepareResourcesResponse>, Status> {
-        let asked = request.into_inner().claims.into_iter().map(Asked::from);
+        let asked = asked(request.into_inner().claims)?;
         let claims = self
             .0
-            .unprepare(asked.collect())
+            .unprepare(asked)
             .await
             .into_iter()
             .map(|(uid, answer)| {
@@ -241,7 +252,7 @@ impl Registration for RegistrationV1 {
         if status.plugin_registered {
             self.0.registered();
         } else {
-            self.0.refused(&status.error);
+            self.0.refused(&bridge_core::shown(&status.error));
         }
         Ok(Response::new(RegistrationStatusResponse {}))
     }

@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
 use super::teller::Teller;
-use super::{READ_TIMEOUT, allocated_here, allocation, at};
+use super::{READ_TIMEOUT, allocated_here, allocation, at, is_name};
 use crate::arbiter::{self, Handle};
 use crate::dra::chain;
 use crate::follow::{Complaints, UNKNOWN_AFTER};
@@ -374,6 +374,15 @@ impl Book {
 
 async fn read(client: Client, node: String, name: ClaimName) -> Read {
     let asked = Instant::now();
+    if !is_name(&name.namespace) || !is_name(&name.name) {
+        // There is no such claim, and the name must not become a path to something else.
+        let answer = Ok(Reading::of(None, &node));
+        return Read {
+            name,
+            asked,
+            answer,
+        };
+    }
     let claims: Api<ResourceClaim> = Api::namespaced(client, &name.namespace);
     let answer = match timeout(READ_TIMEOUT, claims.get_opt(&name.name)).await {
         Err(_) => Err(format!("no answer within {} s", READ_TIMEOUT.as_secs())),
