@@ -1,5 +1,7 @@
 //! What each face shows now: a function of the pool, and of nothing else.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use crate::gpu::Gpu;
 use crate::hold::Hold;
 use crate::id::{ClaimRef, ClaimUid, DeviceId, DeviceName, UnitId};
@@ -203,20 +205,21 @@ impl Offers {
         must_include: &[String],
         size: usize,
     ) -> Vec<String> {
-        let place = |id: &String| {
-            self.counted
-                .iter()
-                .position(|offer| offer.id.to_string() == *id)
-        };
-        let free = |id: &String| place(id).is_some_and(|place| self.counted[place].free);
-        let reserved = |id: &String| place(id).is_some_and(|place| self.counted[place].reserved);
-        let mut rest: Vec<&String> = available
+        let places: BTreeMap<String, (usize, &CountedOffer)> = self
+            .counted
             .iter()
-            .filter(|id| !must_include.contains(id))
+            .enumerate()
+            .map(|(place, offer)| (offer.id.to_string(), (place, offer)))
             .collect();
+        let must: BTreeSet<&String> = must_include.iter().collect();
+        let rest: BTreeSet<&String> = available.iter().filter(|id| !must.contains(id)).collect();
+        let mut rest: Vec<&String> = rest.into_iter().collect();
         rest.sort_by_key(|id| {
-            let last = std::cmp::Reverse(place(id));
-            (reserved(id), !free(id), last, (*id).clone())
+            let known = places.get(*id);
+            let free = known.is_some_and(|(_, offer)| offer.free);
+            let reserved = known.is_some_and(|(_, offer)| offer.reserved);
+            let last = std::cmp::Reverse(known.map(|(place, _)| *place));
+            (reserved, !free, last)
         });
         must_include
             .iter()

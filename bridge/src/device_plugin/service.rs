@@ -4,7 +4,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bridge_core::{AllocateRequest, Listing, Offers, Patience};
+use bridge_core::{AllocateRequest, Listing, Offers, Patience, shown};
 use futures::Stream;
 use legacy_proto::deviceplugin::device_plugin_server::DevicePlugin;
 use legacy_proto::deviceplugin::{
@@ -26,6 +26,15 @@ const WAIT_LIMIT: Duration = Duration::from_secs(1);
 
 /// How often it asks again meanwhile: a process that ends is seen within this time.
 const WAIT_STEP: Duration = Duration::from_millis(50);
+
+/// Containers of one call. The kubelet asks for one at a time.
+const CONTAINERS_LIMIT: usize = 64;
+
+/// Ids in one list of a call. A node has less than 256 units, and the kubelet asks for ids that were listed to it.
+const IDS_LIMIT: usize = 4096;
+
+/// Ids that a log line repeats.
+const IDS_SHOWN: usize = 16;
 
 /// The counted face of one socket.
 #[derive(Clone)]
@@ -92,6 +101,9 @@ impl Service {
             return Err(Status::invalid_argument(
                 "the kubelet asked for no device at all, so none was given",
             ));
+        }
+        if texts.len() > IDS_LIMIT {
+            return Err(too_much("devices", texts.len(), IDS_LIMIT));
         }
         let ids = wire::device_ids(texts).map_err(|refusal| refuse(&refusal, texts))?;
         let started = Instant::now();
@@ -170,10 +182,11 @@ impl DevicePlugin for Service {
         let containers = request.into_inner().container_requests;
         let container_responses = containers
             .into_iter()
+            .take(CONTAINERS_LIMIT)
             .map(|container| ContainerPreferredAllocationResponse {
                 device_i_ds: offers.preferred(
-                    &container.available_device_i_ds,
-                    &container.must_include_device_i_ds,
+                    up_to_limit(&container.available_device_i_ds),
+                    up_to_limit(&container.must_include_device_i_ds),
                     usize::try_from(container.allocation_size).unwrap_or(0),
                 ),
             })
@@ -194,6 +207,9 @@ impl DevicePlugin for Service {
             return Err(Status::invalid_argument(
                 "the kubelet asked for no container at all, so nothing was given",
             ));
+        }
+        if containers.len() > CONTAINERS_LIMIT {
+            return Err(too_much("containers", containers.len(), CONTAINERS_LIMIT));
         }
         let mut container_responses: Vec<ContainerAllocateResponse> = Vec::new();
         for container in containers {
@@ -245,7 +261,24 @@ impl Lists {
     }
 }
 
+fn too_much(what: &str, count: usize, limit: usize) -> Status {
+    Status::invalid_argument(format!(
+        "the call names {count} {what}, and no kubelet asks for more than {limit}, so nothing was given"
+    ))
+}
+
+/// What is beyond the limit is not preferred, which is no error.
+fn up_to_limit(ids: &[String]) -> &[String] {
+    ids.get(..IDS_LIMIT).unwrap_or(ids)
+}
+
+/// Ids as a log line repeats them.
+fn ids_shown(ids: &[String]) -> Vec<String> {
+    ids.iter().take(IDS_SHOWN).map(|id| shown(id)).collect()
+}
+
 fn refuse(refusal: &bridge_core::Refusal, ids: &[String]) -> Status {
+    let ids = ids_shown(ids);
     tracing::info!(
         face = "legacy",
         reason = refusal.reason(),
@@ -257,6 +290,7 @@ fn refuse(refusal: &bridge_core::Refusal, ids: &[String]) -> Status {
 }
 
 fn undecided(error: &crate::arbiter::Error, ids: &[String]) -> Status {
+    let ids = ids_shown(ids);
     let reason = error.reason();
     tracing::warn!(face = "legacy", reason, %error, ?ids, "could not decide an Allocate");
     wire::undecided(error)
@@ -264,6 +298,7 @@ fn undecided(error: &crate::arbiter::Error, ids: &[String]) -> Status {
 
 /// pod-resources did not answer, so it can't be told whether the pod that had the id is still there.
 fn unlisted(why: &str, ids: &[String]) -> Status {
+    let ids = ids_shown(ids);
     tracing::warn!(
         face = "legacy",
         reason = "PodResourcesSilent",

@@ -1,6 +1,6 @@
 //! Protocol to core, and core to protocol.
 
-use bridge_core::{CountedOffer, DeviceId, Health, Offers, Refusal};
+use bridge_core::{CountedOffer, DeviceId, Health, Offers, Refusal, shown};
 use legacy_proto::deviceplugin::{
     CdiDevice, ContainerAllocateResponse, Device, DevicePluginOptions, HEALTHY, NumaNode,
     TopologyInfo, UNHEALTHY,
@@ -43,9 +43,7 @@ fn device(offer: &CountedOffer) -> Device {
 pub(super) fn device_ids(texts: &[String]) -> Result<Vec<DeviceId>, Refusal> {
     texts
         .iter()
-        .map(|text| {
-            DeviceId::parse(text).map_err(|_| Refusal::UnknownDeviceId { id: text.clone() })
-        })
+        .map(|text| DeviceId::parse(text).map_err(|_| Refusal::UnknownDeviceId { id: shown(text) }))
         .collect()
 }
 

@@ -7,6 +7,7 @@
 
 mod adoption;
 mod allocate;
+mod hostile;
 mod listing;
 mod node_status;
 mod registration;
