@@ -4,6 +4,8 @@
 //! turns into a default: all of them are told at once, each with its place, and nothing of the file is used.
 
 mod hint;
+#[cfg(any(test, fuzzing))]
+mod hostile;
 mod lines;
 mod load;
 mod schema;
@@ -12,6 +14,8 @@ mod tests;
 
 use bridge_core::Settings;
 
+#[cfg(any(test, fuzzing))]
+pub use self::hostile::read_config;
 pub use self::load::{Error, load, report};
 pub use self::schema::Mistake;
 

@@ -42,8 +42,14 @@ const WEIGHT_MAX: u32 = 1000;
 const PAUSES: RangeInclusive<Duration> = Duration::from_millis(50)..=Duration::from_secs(30);
 /// Names in `ignoreProcesses`: each is compared with every process on every GPU.
 const NAMES_MAX: usize = 64;
-/// Letters of a wrong value that are repeated in the message.
+/// Letters of a wrong key or value that are repeated in the message.
 const SHOWN: usize = 60;
+/// Mistakes that are told of one file. Finding the line of each takes a walk through the file, and nobody reads more.
+const MISTAKES_MAX: usize = 100;
+/// Opening brackets in a file. A configuration has a handful, and for each that is open the YAML library does some more
+/// work with every further word, so a file of a megabyte could keep it busy for hours. Those in comments and quotes
+/// count too: telling them apart is the library's work.
+const BRACKETS_MAX: usize = 200;
 
 /// One thing in the file that can't be done.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -71,12 +77,16 @@ impl fmt::Display for Mistake {
 ///
 /// The outer error: it is no YAML. The inner one: all that is wrong in it.
 pub(super) fn parse(text: &str) -> Result<Result<Config, Vec<Mistake>>, serde_yaml::Error> {
+    if let Some(mistake) = too_many_brackets(text) {
+        return Ok(Err(vec![mistake]));
+    }
     let value: Value = serde_yaml::from_str(text)?;
     let mut reader = Reader {
         text,
         config: Config::default(),
         versioned: Versioned::No,
         mistakes: Vec::new(),
+        untold: 0,
     };
     reader.group(&[], &value);
     reader.check_whole();
@@ -85,7 +95,34 @@ pub(super) fn parse(text: &str) -> Result<Result<Config, Vec<Mistake>>, serde_ya
     }
     // Those without a line are about the file as a whole.
     reader.mistakes.sort_by_key(|mistake| mistake.line);
+    if reader.untold > 0 {
+        let why = format!(
+            "has {} mistakes more, which are told once these are gone",
+            reader.untold
+        );
+        reader.mistakes.push(of_the_file(None, why));
+    }
     Ok(Err(reader.mistakes))
+}
+
+fn too_many_brackets(text: &str) -> Option<Mistake> {
+    let mut opening = text.match_indices(['[', '{']).map(|(place, _)| place);
+    let place = opening.nth(BRACKETS_MAX)?;
+    let line = text[..place].matches('\n').count() + 1;
+    let why = format!(
+        "has more than {BRACKETS_MAX} opening brackets ([ or {{), comments included, and is not read any further; \
+         the configuration needs hardly any, so look what has got into the file"
+    );
+    Some(of_the_file(Some(line), why))
+}
+
+fn of_the_file(line: Option<usize>, why: String) -> Mistake {
+    Mistake {
+        line,
+        key: "the file".to_owned(),
+        value: None,
+        why,
+    }
 }
 
 struct Reader<'a> {
@@ -93,6 +130,8 @@ struct Reader<'a> {
     config: Config,
     versioned: Versioned,
     mistakes: Vec<Mistake>,
+    /// Mistakes beyond those that are told.
+    untold: usize,
 }
 
 /// Whether the file said which version it is written for.
@@ -117,7 +156,7 @@ impl Reader<'_> {
         };
         for (key, value) in keys {
             let mut path = path.to_vec();
-            path.push(key.as_str().map_or_else(|| shown(key), str::to_owned));
+            path.push(key.as_str().map_or_else(|| shown(key), cut));
             let name = path.join(".");
             if GROUPS.contains(&&*name) {
                 self.group(&path, value);
@@ -216,6 +255,10 @@ impl Reader<'_> {
     }
 
     fn mistake(&mut self, path: &[String], value: &Value, why: String) {
+        if self.mistakes.len() >= MISTAKES_MAX {
+            self.untold += 1;
+            return;
+        }
         let key = match path.split_first() {
             None => "the file".to_owned(),
             Some((first, rest)) => rest.iter().fold(first.clone(), |key, part| {
@@ -330,8 +373,12 @@ fn shown(value: &Value) -> String {
         Value::Mapping(_) => "keys and values".to_owned(),
         Value::Tagged(value) => format!("a value with the tag {}", value.tag),
     };
-    if text.chars().count() <= SHOWN {
-        return text;
+    cut(&text)
+}
+
+fn cut(text: &str) -> String {
+    if text.chars().nth(SHOWN).is_none() {
+        return text.to_owned();
     }
     text.chars().take(SHOWN).chain("...".chars()).collect()
 }

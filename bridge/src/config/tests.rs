@@ -278,3 +278,29 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_file_full_of_brackets_is_not_read_any_further() {
+    let text = format!("{HEAD}# one [\nignoreProcesses: {}\n", "[".repeat(100_000));
+    check(
+        &text,
+        expect![[r#"
+        the configuration config.yaml has a mistake and is not used:
+          config.yaml:3: the file: has more than 200 opening brackets ([ or {), comments included, and is not read any further; the configuration needs hardly any, so look what has got into the file"#]],
+    );
+    let config = good(&format!("# {}\nignoreProcesses: [a]\n", "[{".repeat(99)));
+    assert_eq!(config.ignore_processes, ["a"]);
+}
+
+#[test]
+fn of_a_file_that_is_wrong_all_over_the_first_mistakes_are_told() {
+    let lines = (0..20_000).map(|number| format!("{}{number}: 1\n", "long".repeat(10)));
+    let (_folder, path) = file(&lines.collect::<String>());
+    let error = load(&path).unwrap_err().to_string();
+    assert!(error.contains("config.yaml:1: longlong"), "{error}");
+    assert!(
+        error.ends_with("has 19900 mistakes more, which are told once these are gone"),
+        "{error}"
+    );
+    assert!(error.len() < 100_000, "{} bytes", error.len());
+}

@@ -11,6 +11,8 @@
 //! `cdi` or `inventory`. Protobuf types stop in `wire`, Kubernetes types in `claims` and `slices`.
 
 pub mod claims;
+#[cfg(any(test, fuzzing))]
+mod hostile;
 mod listener;
 mod opaque;
 pub mod register;
@@ -21,6 +23,8 @@ mod wire;
 use crate::follow::chain;
 
 pub use bridge_core::TAINT_KEY;
+#[cfg(any(test, fuzzing))]
+pub use hostile::check_parameters;
 pub use opaque::Error as ConfigError;
 pub use register::{Place, RegistrationState};
 pub use service::{ASK_AGAIN, CALL_LIMIT, WAIT_LIMIT};

@@ -11,6 +11,8 @@ mod atomic;
 mod boot;
 mod envelope;
 mod format;
+#[cfg(any(test, fuzzing))]
+mod hostile;
 mod inspect;
 mod lock;
 mod own_file;
@@ -34,6 +36,8 @@ pub use self::aside::{
 };
 pub(crate) use self::atomic::{Error as ReplaceError, UNFINISHED, no_follow, replace};
 pub use self::boot::BootId;
+#[cfg(any(test, fuzzing))]
+pub use self::hostile::read_files;
 pub use self::inspect::{InspectError, Inspected, inspect};
 use self::lock::Lock;
 use self::own_file::read_own;

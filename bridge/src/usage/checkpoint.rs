@@ -11,11 +11,12 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bridge_core::{
     BoundPod, CheckpointedDevices, CheckpointedResponse, ClaimName, ClaimRef, ClaimUid, DeviceId,
-    PodPhase, PodUid, Pods, UnitId,
+    PodPhase, PodUid, Pods, UnitId, shown,
 };
 use legacy_proto::deviceplugin::ContainerAllocateResponse;
 use prost::Message as _;
 use serde::Deserialize;
+use tokio::io::AsyncReadExt as _;
 use tracing::warn;
 
 use super::answer;
@@ -25,6 +26,10 @@ use super::{DRIVER, RESOURCE, chain};
 const DEVICES_FILE: &str = "kubelet_internal_checkpoint";
 /// File in the kubelet's root folder (`pkg/kubelet/cm/dra/manager.go`, `draManagerStateFileName`).
 const CLAIMS_FILE: &str = "dra_manager_state";
+
+/// A container with GPUs has some 1 kB in the kubelet's book, and a node a few hundred. What is larger was not written
+/// by a kubelet, and reading it whole could take the node's memory.
+const FILE_LIMIT: u64 = 16 * 1024 * 1024;
 
 /// Why a checkpoint says nothing.
 #[derive(Debug, thiserror::Error)]
@@ -38,12 +43,12 @@ pub(super) enum Error {
         source: io::Error,
     },
     /// It is no JSON of the expected shape.
-    #[error("{} is not a checkpoint that this version knows", path.display())]
+    #[error("{} is not a checkpoint that this version knows: {why}", path.display())]
     Parse {
         /// The file.
         path: PathBuf,
-        /// Why.
-        source: serde_json::Error,
+        /// The parser's words, which repeat what it did not expect.
+        why: String,
     },
     /// Some part of it is not what it should be.
     #[error(
@@ -157,15 +162,20 @@ struct DevicesEntry {
 /// it, so a broken one does not parse.
 pub(super) async fn read_devices(folder: &Path) -> Result<Devices, Error> {
     let path = folder.join(DEVICES_FILE);
-    let Some(bytes) = read(&path).await? else {
-        return Ok(Devices::Missing);
-    };
-    let file: DevicesFile = parse(&path, &bytes)?;
+    match read(&path).await? {
+        None => Ok(Devices::Missing),
+        Some(bytes) => devices_in(&path, &bytes),
+    }
+}
+
+/// The content of `kubelet_internal_checkpoint`; `path` is for the errors.
+pub(super) fn devices_in(path: &Path, bytes: &[u8]) -> Result<Devices, Error> {
+    let file: DevicesFile = parse(path, bytes)?;
     let ours = file.data.pod_device_entries.unwrap_or_default();
     let entries = ours
         .into_iter()
         .filter(|entry| entry.resource == RESOURCE)
-        .map(|entry| entry_of(entry).map_err(|what| damaged(&path, what)))
+        .map(|entry| entry_of(entry).map_err(|what| damaged(path, what)))
         .collect::<Result<_, _>>()?;
     Ok(Devices::Entries(entries))
 }
@@ -227,16 +237,19 @@ struct ClaimEntry {
 /// no such file. A kubelet makes it when it starts, so that says nothing about claims.
 pub(super) async fn read_claims(kubelet_dir: &Path) -> Result<Option<BTreeSet<ClaimRef>>, Error> {
     let path = kubelet_dir.join(CLAIMS_FILE);
-    let Some(bytes) = read(&path).await? else {
-        return Ok(None);
-    };
-    let file: ClaimsFile = parse(&path, &bytes)?;
+    let bytes = read(&path).await?;
+    bytes.map(|bytes| claims_in(&path, &bytes)).transpose()
+}
+
+/// The content of `dra_manager_state`; `path` is for the errors.
+pub(super) fn claims_in(path: &Path, bytes: &[u8]) -> Result<BTreeSet<ClaimRef>, Error> {
+    let file: ClaimsFile = parse(path, bytes)?;
     let found = crc32fast::hash(file.data.as_bytes());
     if found != file.checksum {
         let what = format!("its checksum is {}, and should be {found}", file.checksum);
-        return Err(damaged(&path, what));
+        return Err(damaged(path, what));
     }
-    let data: ClaimsData = parse(&path, file.data.as_bytes())?;
+    let data: ClaimsData = parse(path, file.data.as_bytes())?;
     let ours = data
         .claim_info_state_list
         .into_iter()
@@ -249,13 +262,12 @@ pub(super) async fn read_claims(kubelet_dir: &Path) -> Result<Option<BTreeSet<Cl
         });
     ours.map(|claim| {
         Ok(ClaimRef {
-            uid: ClaimUid::new(claim.uid).map_err(|error| damaged(&path, error.to_string()))?,
+            uid: ClaimUid::new(claim.uid).map_err(|error| damaged(path, error.to_string()))?,
             namespace: claim.namespace,
             name: claim.name,
         })
     })
-    .collect::<Result<_, _>>()
-    .map(Some)
+    .collect()
 }
 
 /// The names of the claims that the kubelet's state has with a part of our driver; none where it can't be read, which
@@ -277,8 +289,19 @@ pub async fn checkpointed_claims(kubelet_dir: &Path) -> BTreeSet<ClaimName> {
     }
 }
 
+/// Reads a file of the kubelet up to [`FILE_LIMIT`].
 async fn read(path: &Path) -> Result<Option<Vec<u8>>, Error> {
-    match tokio::fs::read(path).await {
+    let whole = async {
+        let mut bytes = Vec::new();
+        let file = tokio::fs::File::open(path).await?;
+        file.take(FILE_LIMIT + 1).read_to_end(&mut bytes).await?;
+        if u64::try_from(bytes.len()).is_ok_and(|length| length > FILE_LIMIT) {
+            let why = format!("it has more than {FILE_LIMIT} bytes");
+            return Err(io::Error::new(io::ErrorKind::FileTooLarge, why));
+        }
+        Ok(bytes)
+    };
+    match whole.await {
         Ok(bytes) => Ok(Some(bytes)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(source) => Err(Error::Read {
@@ -289,9 +312,9 @@ async fn read(path: &Path) -> Result<Option<Vec<u8>>, Error> {
 }
 
 fn parse<T: serde::de::DeserializeOwned>(path: &Path, bytes: &[u8]) -> Result<T, Error> {
-    serde_json::from_slice(bytes).map_err(|source| Error::Parse {
+    serde_json::from_slice(bytes).map_err(|error| Error::Parse {
         path: path.to_owned(),
-        source,
+        why: shown(&error.to_string()),
     })
 }
 

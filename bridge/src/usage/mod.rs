@@ -9,6 +9,8 @@
 mod adoption;
 mod answer;
 mod checkpoint;
+#[cfg(any(test, fuzzing))]
+mod hostile;
 mod pending;
 mod pod_resources;
 mod pods;
@@ -23,6 +25,9 @@ pub use pending::{DemandState, run_pending};
 pub use pod_resources::{AskAbout, Error, PodResources, ask_about, run_listing};
 pub use pods::{PodsOut, run_pods};
 pub use processes::{pod_of_process, process_name};
+
+#[cfg(any(test, fuzzing))]
+pub use hostile::read_checkpoints;
 
 use crate::arbiter::{self, Handle, Observation};
 
