@@ -310,6 +310,64 @@ fn the_product_does_not_ask_for_what_only_the_model_needs() {
     assert_eq!(line("bridge/Cargo.toml"), inherited);
 }
 
+/// Files of the product that read the wall clock, and what for. None of them decides by it.
+const WALL_CLOCK: [(&str, &str); 5] = [
+    (
+        "bridge/src/admin/conditions.rs",
+        "when a condition changed, for the page",
+    ),
+    (
+        "bridge/src/arbiter/rehearsal.rs",
+        "when a hold began, for the page",
+    ),
+    (
+        "bridge/src/arbiter/task.rs",
+        "when a hold began, for the page and the ledger",
+    ),
+    (
+        "bridge/src/cli/rebuild.rs",
+        "the name under which a bad ledger is kept",
+    ),
+    (
+        "bridge/src/device_plugin/register.rs",
+        "the name of a socket",
+    ),
+];
+
+#[test]
+fn the_wall_clock_is_stored_and_shown_and_nothing_is_decided_by_it() {
+    let mut readers = BTreeSet::new();
+    let folders = ["bridge/src", "bridge/core/src", "bridge/nvml/src"];
+    for file in folders.into_iter().flat_map(product) {
+        let inside = file
+            .strip_prefix(root())
+            .unwrap()
+            .to_str()
+            .unwrap()
+            .to_owned();
+        let code = product_code(&file);
+        if code.contains("SystemTime::now") || code.contains("Timestamp::now") {
+            readers.insert(inside.clone());
+        }
+        // What is compiled for tests and the model alone takes the times out.
+        if !inside.starts_with("bridge/core/") || inside.ends_with("/canonical.rs") {
+            continue;
+        }
+        // In the core a time of the wall clock goes into a hold and nowhere else.
+        for line in code
+            .lines()
+            .filter(|line| line.contains(".wall") || line.contains("hold.since"))
+        {
+            assert!(line.contains("Hold::exclusive("), "{inside}: {line}");
+        }
+    }
+    let allowed: BTreeSet<String> = WALL_CLOCK
+        .iter()
+        .map(|(file, _)| (*file).to_owned())
+        .collect();
+    assert_eq!(readers, allowed);
+}
+
 #[test]
 fn no_file_and_no_function_is_too_long_to_be_read() {
     let mut breaches = Vec::new();

@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime};
 use crate::allocate::GRANT_UNSEEN;
 use crate::evidence::Processes;
 use crate::foreign::SUSPECT_LIMIT;
-use crate::hold::{Hold, HoldKind};
+use crate::hold::HoldKind;
 use crate::id::UnitId;
 use crate::ledger::Ledger;
 use crate::observe::{CAUSELESS_LIMIT, UNLISTED_LIMIT};
@@ -101,6 +101,20 @@ impl Clocks {
         self.all(marks, |time| match places.get(&time) {
             Some(place) => first.saturating_sub(INSTANT * *place),
             None => self.compared(time),
+        })
+    }
+
+    /// Times that are compared with each other and with the present alone.
+    pub(crate) fn among_themselves<K: Ord>(
+        &self,
+        marks: BTreeMap<K, Duration>,
+    ) -> BTreeMap<K, Duration> {
+        let mut times: BTreeSet<Duration> = marks.values().copied().collect();
+        times.insert(self.before);
+        let latest_first = times.into_iter().rev();
+        let places: BTreeMap<Duration, u32> = latest_first.zip(0..).collect();
+        self.all(marks, |time| {
+            self.after.saturating_sub(INSTANT * places[&time])
         })
     }
 
@@ -245,19 +259,12 @@ impl Seen {
 }
 
 impl Ledger {
-    /// The canonical form of a ledger: it has no generation, and of the times only the order of those of claims is
-    /// left, all of them before the wall clock's first moment.
+    /// The canonical form of a ledger: it has no generation, and no times.
     #[must_use]
     pub fn canonical(mut self) -> Self {
         self.generation = 0;
-        let of_claim = |hold: &&Hold| hold.claim().is_some();
-        let holds = self.holds.values().flatten();
-        let times: BTreeSet<SystemTime> = holds.filter(of_claim).map(|hold| hold.since).collect();
-        let latest_first = times.into_iter().rev();
-        let places: BTreeMap<SystemTime, u64> = latest_first.zip(1..).collect();
         for hold in self.holds.values_mut().flatten() {
-            let place = hold.claim().map_or(0, |_| places[&hold.since]);
-            hold.since = SystemTime::UNIX_EPOCH - Duration::from_nanos(place);
+            hold.since = SystemTime::UNIX_EPOCH;
         }
         self
     }

@@ -37,6 +37,8 @@ pub(crate) struct Motion {
     known_pods: BTreeMap<PodUid, Duration>,
     known_claims: BTreeSet<ClaimUid>,
     arrivals: Arrivals,
+    /// Since when each unit is promised to a claim of which nothing is prepared.
+    promised_since: BTreeMap<UnitId, Duration>,
     /// Since when each free unit is free.
     free_since: BTreeMap<UnitId, Duration>,
     /// Since when the node shows the lowered count without a break.
@@ -150,7 +152,7 @@ impl Pool {
             .collect()
     }
 
-    /// Units that claims were allocated and that nothing is prepared on, in order, the last allocated last.
+    /// Units that claims were allocated and that nothing is prepared on, the last promised last.
     fn promised_units(&self) -> Vec<(UnitId, Side)> {
         let mut promised: Vec<_> = self
             .ledger
@@ -158,11 +160,12 @@ impl Pool {
             .into_iter()
             .filter_map(|(unit, record)| {
                 let holds = self.ledger.holds_on(unit);
-                let since = holds.iter().map(|hold| hold.since).max()?;
                 let only = holds
                     .iter()
                     .all(|hold| matches!(hold.kind, HoldKind::Reserved { .. }));
-                only.then(|| (since, unit.clone(), record.side))
+                let since = self.seen.motion.promised_since.get(unit);
+                let since = since.copied().unwrap_or_default();
+                (only && !holds.is_empty()).then(|| (since, unit.clone(), record.side))
             })
             .collect();
         promised.sort();
@@ -237,6 +240,7 @@ impl Transition {
         self.note_arrivals();
         self.note_free();
         self.watch_the_way_out();
+        self.note_promised();
         if self.pool.seen.rivalry.is_some() {
             self.pool.seen.motion.pause();
             return;
@@ -306,6 +310,17 @@ impl Transition {
                 motion.dark_since.entry(unit.clone()).or_insert(now);
             }
             motion.free_since.entry(unit).or_insert(now);
+        }
+    }
+
+    fn note_promised(&mut self) {
+        let promised = self.pool.promised_units();
+        let promised: BTreeSet<UnitId> = promised.into_iter().map(|(unit, _)| unit).collect();
+        let now = self.now.uptime;
+        let since = &mut self.pool.seen.motion.promised_since;
+        since.retain(|unit, _| promised.contains(unit));
+        for unit in promised {
+            since.entry(unit).or_insert(now);
         }
     }
 

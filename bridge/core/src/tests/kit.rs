@@ -71,14 +71,29 @@ pub(super) struct Daemon {
     /// The ledger on disk; `None`: no file.
     pub(super) disk: Option<Ledger>,
     pub(super) uptime: Duration,
-    /// Transitions so far: the wall clock, which no restart sets back.
+    /// Transitions so far.
     pub(super) acts: u32,
+    /// What the wall clock shows after so many transitions.
+    pub(super) wall: fn(u32) -> SystemTime,
     /// What NVML says about processes whenever it is asked.
     pub(super) processes: Processes,
     /// What the last act reported.
     pub(super) reports: Vec<Report>,
     /// Whether the last act saved the ledger.
     pub(super) saved: bool,
+}
+
+/// A wall clock that is right, and that no restart sets back: it counts transitions.
+pub(super) fn steady(acts: u32) -> SystemTime {
+    SystemTime::UNIX_EPOCH + Duration::from_secs(acts.into())
+}
+
+/// A wall clock that shows another time of some decades at each transition.
+pub(super) fn jumping(acts: u32) -> SystemTime {
+    const DECADES: u64 = 1 << 31;
+    // The steps of a multiplicative hash go all over the range, back as often as forth.
+    let seconds = u64::from(acts).wrapping_mul(0x9E37_79B9_7F4A_7C15) % DECADES;
+    SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)
 }
 
 impl Daemon {
@@ -89,6 +104,7 @@ impl Daemon {
             disk: None,
             uptime: Duration::ZERO,
             acts: 0,
+            wall: steady,
             processes: idle(count),
             reports: Vec::new(),
             saved: false,
@@ -115,6 +131,7 @@ impl Daemon {
             disk: None,
             uptime: Duration::ZERO,
             acts: 0,
+            wall: steady,
             processes,
             reports: Vec::new(),
             saved: false,
@@ -145,7 +162,7 @@ impl Daemon {
 
     pub(super) fn now(&self) -> Moment {
         Moment {
-            wall: SystemTime::UNIX_EPOCH + Duration::from_secs(self.acts.into()),
+            wall: (self.wall)(self.acts),
             uptime: self.uptime,
         }
     }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, SystemTime};
 
-use super::super::kit::{Daemon, gpu, pod_uid, report_in_words, unit};
+use super::super::kit::{Daemon, gpu, jumping, pod_uid, report_in_words, unit};
 use super::pods::{Api, Claim, Containers, Kubelet, Pod};
 use super::{Book, Kind, Late, Look, NodeOp, Op};
 use crate::{
@@ -48,8 +48,11 @@ impl World {
             limits,
             ..Settings::default()
         };
+        let mut daemon = Daemon::with_gpus(count, settings);
+        // Nothing may be decided by it.
+        daemon.wall = jumping;
         Self {
-            daemon: Daemon::with_gpus(count, settings),
+            daemon,
             count,
             pods: Vec::new(),
             claims: Vec::new(),

@@ -18,8 +18,7 @@ pub(super) fn taints(daemon: &super::kit::Daemon) -> String {
 const FILES_AT_LEAST: usize = 20;
 
 /// Runs a script; the error names the file and the line.
-fn run(name: &str, script: &str) -> Result<(), String> {
-    let mut node = Node::default();
+fn run(mut node: Node, name: &str, script: &str) -> Result<(), String> {
     for (number, line) in (1..).zip(script.lines()) {
         let line = line.split('#').next().unwrap_or_default().trim();
         if !line.is_empty() {
@@ -67,7 +66,16 @@ fn every_scenario_ends_as_it_says() {
     );
     let failures: Vec<String> = scripts
         .iter()
-        .filter_map(|(name, script)| run(name, script).err())
+        .filter_map(|(name, script)| run(Node::default(), name, script).err())
+        .collect();
+    assert!(failures.is_empty(), "\n{}", failures.join("\n"));
+}
+
+#[test]
+fn every_scenario_ends_the_same_while_the_wall_clock_jumps() {
+    let failures: Vec<String> = scripts()
+        .iter()
+        .filter_map(|(name, script)| run(Node::with_a_jumping_clock(), name, script).err())
         .collect();
     assert!(failures.is_empty(), "\n{}", failures.join("\n"));
 }
@@ -85,7 +93,7 @@ fn every_scenario_opens_with_what_the_admin_sees_and_expects_something() {
 }
 
 fn check(script: &str, message: Expect) {
-    let outcome = run("script.txt", script);
+    let outcome = run(Node::default(), "script.txt", script);
     message.assert_eq(&outcome.err().unwrap_or_else(|| "it passed".to_owned()));
 }
 

@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, SystemTime};
 
 use super::super::kit::{
-    Daemon, claim_ref, claimed, gpu, hold_in_words, pod_name, report_in_words, role,
+    Daemon, claim_ref, claimed, gpu, hold_in_words, jumping, pod_name, report_in_words, role,
+    steady,
 };
 use super::words;
 use crate::{
@@ -87,6 +88,7 @@ impl Default for Node {
                 disk: None,
                 uptime: Duration::ZERO,
                 acts: 0,
+                wall: steady,
                 processes: Processes::default(),
                 reports: Vec::new(),
                 saved: false,
@@ -112,6 +114,13 @@ impl Default for Node {
 }
 
 impl Node {
+    /// A node whose wall clock jumps back and forth.
+    pub(super) fn with_a_jumping_clock() -> Self {
+        let mut node = Self::default();
+        node.daemon.wall = jumping;
+        node
+    }
+
     /// Runs one line without its comment.
     pub(super) fn run(&mut self, line: &str) -> Result<(), String> {
         let (left, right) = match line.split_once("->") {
