@@ -126,13 +126,22 @@ pub(crate) async fn run<K, T>(
         let Some((stream, version)) = follower.connect(at, lost, &mut complaints).await else {
             return;
         };
+        let opened = Instant::now();
         let Some(end) = follower.pass_on(stream, version).await else {
             return;
         };
         if let Some(error) = &end.error {
             complaints.about(error);
         }
-        at = end.version;
+        let ran_its_time = opened.elapsed() + WATCH_MARGIN >= follower.watch_time();
+        at = end.version.map(|version| Resume {
+            version,
+            server: if end.error.is_none() && ran_its_time {
+                Server::TheSame
+            } else {
+                Server::PerhapsAnother
+            },
+        });
         lost = Some(Instant::now());
     }
 }
@@ -146,6 +155,23 @@ struct Follower<K, D, W, T> {
 }
 
 type Stream<K> = BoxStream<'static, kube::Result<WatchEvent<K>>>;
+
+/// From where a watch goes on.
+#[derive(Debug, Clone)]
+struct Resume {
+    version: String,
+    server: Server,
+}
+
+/// Whether the state of the server can be an older one than that which was seen: etcd may have been restored from a
+/// backup, which takes an API server that is started anew.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Server {
+    /// The watch ran its time.
+    TheSame,
+    /// It was broken off.
+    PerhapsAnother,
+}
 
 /// Where a watch ended.
 struct End {
@@ -164,15 +190,15 @@ where
     /// Tries until a watch runs. `None`: nobody listens any more.
     async fn connect(
         &self,
-        version: Option<String>,
+        resume: Option<Resume>,
         lost: Option<Instant>,
         complaints: &mut Complaints,
     ) -> Option<(Stream<K>, String)> {
         let connected = match lost {
-            None => self.try_on(version, complaints).await?,
+            None => self.try_on(resume, complaints).await?,
             Some(lost) => {
                 let resumed = {
-                    let trying = pin!(self.try_on(version, complaints));
+                    let trying = pin!(self.try_on(resume, complaints));
                     timeout_at(lost + self.config.unknown_after, trying)
                         .await
                         .ok()
@@ -204,17 +230,17 @@ where
 
     async fn try_on(
         &self,
-        mut version: Option<String>,
+        mut resume: Option<Resume>,
         complaints: &mut Complaints,
     ) -> Option<(Stream<K>, String)> {
         let mut pause = RETRY_FIRST;
         loop {
-            match self.attempt(version.as_deref()).await {
+            match self.attempt(resume.as_ref()).await {
                 Ok(connected) => return Some(connected),
                 Err(Failed::NobodyListens) => return None,
                 // Too much has happened since: at once to the list.
-                Err(Failed::Expired) if version.is_some() => {
-                    version = None;
+                Err(Failed::Expired) if resume.is_some() => {
+                    resume = None;
                     continue;
                 }
                 Err(Failed::Expired) => {
@@ -231,6 +257,9 @@ where
                     self.tell_trouble(Trouble::Other(error));
                 }
             }
+            if let Some(resume) = &mut resume {
+                resume.server = Server::PerhapsAnother;
+            }
             sleep(spread(pause)).await;
             pause = (pause * 2).min(RETRY_LAST);
         }
@@ -238,9 +267,16 @@ where
 
     /// Opens a watch, from a list where there is no version to go on from. The list is told once the watch is open:
     /// what nothing would correct is not told.
-    async fn attempt(&self, version: Option<&str>) -> Result<(Stream<K>, String), Failed> {
-        if let Some(from) = version {
-            return Ok((self.open(from).await?, from.to_owned()));
+    async fn attempt(&self, resume: Option<&Resume>) -> Result<(Stream<K>, String), Failed> {
+        if let Some(Resume { version, server }) = resume {
+            if *server == Server::PerhapsAnother && self.is_behind(version).await? {
+                info!(
+                    what = self.config.what,
+                    "the API server has an older state than was seen; everything is listed anew"
+                );
+                return Err(Failed::Expired);
+            }
+            return Ok((self.open(version).await?, version.clone()));
         }
         let (all, listed) = self.list().await?;
         let stream = self.open(&listed).await?;
@@ -264,12 +300,36 @@ where
         }
     }
 
+    /// Whether the server has not come to a version yet that was seen. A watch from there would be silent until it has
+    /// (kubernetes v1.37.2, `apiserver/pkg/storage/cacher`, `processInterval`), and show nothing of what is different.
+    async fn is_behind(&self, seen: &str) -> Result<bool, Failed> {
+        // One object is enough: the version is that of the whole list.
+        let params = self.list_params(1);
+        let page = match timeout(ANSWER_TIMEOUT, self.api.list(&params)).await {
+            Err(_) => return Err(Failed::Error(no_answer("list"))),
+            Ok(Err(error)) => return Err(failed(&error)),
+            Ok(Ok(page)) => page,
+        };
+        let number = |version: &str| version.parse::<u64>().ok();
+        let now = page.metadata.resource_version.as_deref().and_then(number);
+        // Versions are numbers that grow (KEP-5504); what is none can't be gone on from.
+        Ok(match (now, number(seen)) {
+            (Some(now), Some(seen)) => now < seen,
+            (None, _) | (_, None) => true,
+        })
+    }
+
+    fn list_params(&self, page_size: u32) -> ListParams {
+        let params = ListParams::default().limit(page_size);
+        match &self.config.fields {
+            Some(fields) => params.fields(fields),
+            None => params,
+        }
+    }
+
     async fn list(&self) -> Result<(Vec<T>, String), Failed> {
         let mut kept = Vec::new();
-        let mut params = ListParams::default().limit(self.config.page_size);
-        if let Some(fields) = &self.config.fields {
-            params = params.fields(fields);
-        }
+        let mut params = self.list_params(self.config.page_size);
         loop {
             let page = match timeout(ANSWER_TIMEOUT, self.api.list(&params)).await {
                 Err(_) => return Err(Failed::Error(no_answer("list"))),
@@ -477,6 +537,43 @@ mod tests {
         }
         drop(seen);
         following.await.expect("it ends when nobody listens");
+    }
+
+    #[tokio::test]
+    async fn a_follower_of_an_api_server_that_is_put_back_to_an_older_state_lists_anew() {
+        let api = ApiServer::start().await.unwrap();
+        let node =
+            |name: &str| json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}});
+        api.put("nodes", node("old"));
+        let backup = api.back_up();
+        api.delete("nodes", "", "old");
+        api.put("nodes", node("new"));
+        let client =
+            Client::try_from(kube::Config::new(api.url().parse().expect("a URL"))).unwrap();
+        let (events, mut seen) = mpsc::channel(4);
+        let config = Config {
+            what: "nodes",
+            fields: None,
+            page_size: 10,
+            after: After::Resume,
+            unknown_after: UNKNOWN_AFTER,
+            trouble: None,
+        };
+        let name = |node: Node| node.metadata.name.unwrap_or_default();
+        let following = tokio::spawn(run(Api::all(client), config, name, |_| true, events));
+        let mut listed = async || {
+            loop {
+                match seen.recv().await.expect("it goes on") {
+                    Event::Listed(all) => return all,
+                    Event::Running | Event::Applied(_) | Event::Deleted(_) | Event::Unknown => {}
+                }
+            }
+        };
+        assert_eq!(listed().await, ["new"]);
+        api.restore(backup);
+        let listed_anew = timeout(Duration::from_secs(10), listed()).await;
+        assert_eq!(listed_anew.expect("in time"), ["old"]);
+        following.abort();
     }
 
     #[test]

@@ -11,7 +11,7 @@ mod rng;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-pub use api::ApiServer;
+pub use api::{ApiServer, Backup};
 pub use eventually::{eventually, eventually_blocking, wait_for};
 pub use kubelet::{
     Capacity, Claim, Container, ContainerKind, Driver, Kubelet, Phase, Pod, Rejection, Service,

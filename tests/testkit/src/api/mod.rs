@@ -49,6 +49,8 @@ pub(crate) struct Shared {
 
 #[derive(Debug, Default)]
 struct Switches {
+    /// How often the server was started anew; watches of before have ended.
+    starts: u64,
     reach: Reach,
     taints: Taints,
     /// Verb and resource.
@@ -62,6 +64,10 @@ enum Reach {
     There,
     Away,
 }
+
+/// The state of an API server at a moment.
+#[derive(Debug, Clone)]
+pub struct Backup(Store);
 
 /// What becomes of device taints in slices.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
@@ -207,6 +213,24 @@ impl ApiServer {
     /// Ends [`ApiServer::go_away`].
     pub fn come_back(&self) {
         lock(&self.shared.switches).reach = Reach::There;
+    }
+
+    /// What is stored now, for [`ApiServer::restore`].
+    #[must_use]
+    pub fn back_up(&self) -> Backup {
+        Backup(lock(&self.shared.store).clone())
+    }
+
+    /// Puts everything back to a backup, as a restore of etcd does: objects that were deleted since are there again,
+    /// newer ones are gone, versions count on from then, and all watches end.
+    pub fn restore(&self, backup: Backup) {
+        let mut store = lock(&self.shared.store);
+        *store = backup.0;
+        // A server that was started anew has no history.
+        store.compact();
+        drop(store);
+        lock(&self.shared.switches).starts += 1;
+        self.shared.announce();
     }
 
     /// From now on taints in slices are dropped from what clients write, as a 1.34 server does whose

@@ -286,6 +286,8 @@ struct Watch {
     changed: watch::Receiver<u64>,
     resource: &'static Resource,
     filter: Filter,
+    /// The start of the server that it belongs to.
+    start: u64,
     /// The version up to which everything was sent.
     version: u64,
     /// Sent before anything else.
@@ -320,8 +322,10 @@ fn watch_response(shared: Arc<Shared>, target: &Target) -> Result<Response, Fail
             },
         }}));
     }
+    let start = lock(&shared.switches).starts;
     let watch = Watch {
         changed: shared.changed.subscribe(),
+        start,
         shared,
         resource: target.resource,
         filter,
@@ -344,7 +348,8 @@ impl Watch {
     async fn next(mut self) -> Option<(Result<String, io::Error>, Self)> {
         loop {
             self.changed.mark_unchanged();
-            if self.shared.is_away() || self.version == EXPIRED {
+            let is_over = lock(&self.shared.switches).starts != self.start;
+            if self.shared.is_away() || is_over || self.version == EXPIRED {
                 return None;
             }
             let mut events = std::mem::take(&mut self.first);
