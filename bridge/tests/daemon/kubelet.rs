@@ -118,3 +118,47 @@ async fn a_force_deleted_pod_gives_its_gpu_to_no_claim_while_its_process_runs() 
     prepared.unwrap();
     assert!(world.claim_spec(&claim_uid("b")).exists());
 }
+
+#[tokio::test]
+async fn a_process_that_never_ends_closes_its_gpu_and_hangs_nobody_over_a_restart_too() {
+    let mut world = World::running(4).await;
+    world.run_counted("a", 1).await;
+    world.wait_for_holds("Bound", 1).await;
+    let unit = world.ids("a").remove(0);
+    world.start_process(&unit, 4321, &pod_uid("a"));
+    world.kubelet().force_delete(&pod_uid("a"));
+    world.api.delete("pods", NAMESPACE, "a");
+    world.wait_for_holds("Foreign", 1).await;
+    let shown = world.unit(&unit).await;
+    assert_eq!(shown["holds"][0]["cause"], "Lingering");
+    assert_eq!(shown["holds"][0]["pod"]["name"], "a");
+    let device = shown["device"].as_str().unwrap().to_owned();
+
+    // Its own kind gets another GPU, and a claim that names it is told why within its call.
+    world.run_counted("b", 1).await;
+    assert_ne!(world.ids("b")[0], unit);
+    world.allocate_claim("c", &device, "c");
+    world.admit_claimant("c").await;
+    let refused = world.prepare("c").await.unwrap_err();
+    for part in ["UnitBusy", "4321", "end that process"] {
+        assert!(refused.contains(part), "{part:?} is missing in: {refused}");
+    }
+    world.end_pod("c").await;
+    let other = world.free_device().await;
+    world.run_claimant("d", &other).await;
+
+    world.kill_daemon();
+    world.start_daemon();
+    world.wait_for_holds("Foreign", 1).await;
+    until("it is shown as in use", SOON, async || {
+        world.taint(&device) == Some("Foreign".to_owned())
+            && !world.kubelet().healthy(RESOURCE).contains(&unit)
+    })
+    .await;
+    world.end_process(&unit, 4321);
+    until("it is free again", SOON, async || {
+        let holds = world.unit(&unit).await["holds"].clone();
+        holds.as_array().is_some_and(Vec::is_empty)
+    })
+    .await;
+}

@@ -23,6 +23,7 @@ mod modes;
 mod peers;
 mod process;
 mod rebuild;
+mod restarts;
 mod rivals;
 mod secrets;
 mod slices;

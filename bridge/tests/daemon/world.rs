@@ -551,13 +551,18 @@ impl World {
                 "status": {"phase": "Pending"},
             }),
         );
-        let pod = Pod::new(NAMESPACE, name, &pod_uid(name)).app("main", RESOURCE, gpus);
-        let admitted = self.kubelet().admit(pod).await;
+        let admitted = self.admit_unseen(name, gpus).await;
         if let Err(rejection) = &admitted {
             let failed = json!({"status": {"phase": "Failed", "message": rejection.message}});
             self.api.patch("pods", NAMESPACE, name, &failed);
         }
         admitted
+    }
+
+    /// The kubelet admits a counted pod that the API server does not show, or not.
+    pub(crate) async fn admit_unseen(&self, name: &str, gpus: u32) -> Result<(), Rejection> {
+        let pod = Pod::new(NAMESPACE, name, &pod_uid(name)).app("main", RESOURCE, gpus);
+        self.kubelet().admit(pod).await
     }
 
     /// The ids that the kubelet has given to a counted pod.
