@@ -10,6 +10,10 @@ use crate::pool::{Pool, Standing, Transition};
 use crate::report::Report;
 use crate::settings::Face;
 
+/// A claim that was not prepared here must be listed this many times in a row: the kubelet forgets one that was given
+/// back only after the answer.
+pub(crate) const LISTED_TWICE: u32 = 2;
+
 /// All that a node can tell about a time before the ledger. Every part was read successfully, or is said to be missing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Adoption {
@@ -283,9 +287,11 @@ impl Transition {
         let free = self.pool.is_clean(unit) || self.pool.runs_only(unit, &allocated.reserved_for);
         let ledger = &mut self.pool.ledger;
         let own = |hold: &Hold| hold.is_of_claim(&allocated.claim.uid);
-        if ledger.holds_on(unit).iter().any(own) {
+        let prepared = |hold: &Hold| matches!(hold.kind, HoldKind::Prepared { .. }) && own(hold);
+        if ledger.holds_on(unit).iter().any(prepared) {
             return true;
         }
+        ledger.drop_holds(unit, own);
         let proven = free || proof == Proof::Listed;
         if !proven || ledger.holds_touching(unit).next().is_some() {
             return false;
@@ -296,6 +302,27 @@ impl Transition {
         ledger.take(unit, Hold::exclusive(kind, self.now.wall));
         self.turn(unit, Face::Dra);
         true
+    }
+
+    /// Claims that the kubelet lists with a device of this pool, and that were not prepared here: another driver did it,
+    /// or a ledger from before was put back. The kubelet has a claim's device from a Prepare that succeeded.
+    pub(crate) fn take_listed_claims(&mut self) {
+        let Some(claims) = self.pool.seen.claims.clone() else {
+            return;
+        };
+        for allocated in &claims.claims {
+            let uid = &allocated.claim.uid;
+            let times = self.pool.seen.listed_claims.get(uid);
+            if times.is_none_or(|times| *times < LISTED_TWICE) {
+                continue;
+            }
+            self.pool.seen.listed_claims.remove(uid);
+            if self.adopt_prepared(allocated, Proof::Listed) {
+                self.report(Report::ClaimTakenOver {
+                    claim: allocated.claim.clone(),
+                });
+            }
+        }
     }
 
     /// While one counted pod's unit is unknown, every unit without a proven holder may be it. The pods are spread
@@ -333,6 +360,21 @@ impl Adoption {
 }
 
 impl Pool {
+    /// Counts the listings in a row with claims that were not prepared here.
+    pub(crate) fn note_listed_claims(&mut self, listing: &Listing) {
+        let claims = self.seen.claims.iter().flat_map(|claims| &claims.claims);
+        let unprepared = claims.filter(|it| !self.ledger.prepared.contains_key(&it.claim.uid));
+        let listed: BTreeSet<ClaimUid> = unprepared
+            .filter(|allocated| listing.has_claim_on(allocated))
+            .map(|allocated| allocated.claim.uid.clone())
+            .collect();
+        let times = &mut self.seen.listed_claims;
+        times.retain(|uid, _| listed.contains(uid));
+        for uid in listed {
+            *times.entry(uid).or_default() += 1;
+        }
+    }
+
     /// Whether every process on a unit is of one of these pods; no if NVML does not say.
     fn runs_only(&self, unit: &UnitId, pods: &BTreeSet<PodUid>) -> bool {
         match self.seen.processes.on(unit) {

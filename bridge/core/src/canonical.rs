@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, SystemTime};
 
+use crate::adopt::LISTED_TWICE;
 use crate::allocate::GRANT_UNSEEN;
 use crate::evidence::Processes;
 use crate::foreign::SUSPECT_LIMIT;
@@ -225,6 +226,7 @@ impl Seen {
             processes: _,
             answered,
             mut unlisted,
+            mut listed_claims,
             mut suspects,
             causeless,
             kubelet_ids,
@@ -233,6 +235,9 @@ impl Seen {
         } = self;
         for n in unlisted.values_mut() {
             *n = UNLISTED_LIMIT.min(*n);
+        }
+        for n in listed_claims.values_mut() {
+            *n = LISTED_TWICE.min(*n);
         }
         for n in suspects.values_mut() {
             *n = SUSPECT_LIMIT.min(*n);
@@ -249,6 +254,7 @@ impl Seen {
             processes: Processes::default(),
             answered: clocks.all(answered, |at| clocks.compared(at)),
             unlisted,
+            listed_claims,
             suspects,
             causeless: clocks.all(causeless, |since| clocks.compared(since)),
             kubelet_ids,

@@ -108,6 +108,23 @@ impl Listing {
     }
 }
 
+impl Listing {
+    /// Whether any listed pod has the claim with a device that is allocated to it.
+    #[must_use]
+    pub fn has_claim_on(&self, allocated: &AllocatedClaim) -> bool {
+        let claim = &allocated.claim;
+        let listed = self.pods.iter().flat_map(|listed| &listed.claims);
+        let mut of_claim =
+            listed.filter(|it| it.namespace == claim.namespace && it.name == claim.name);
+        of_claim.any(|it| {
+            allocated
+                .devices
+                .iter()
+                .any(|device| device.device == it.device)
+        })
+    }
+}
+
 /// Where a list of pods comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum PodSource {

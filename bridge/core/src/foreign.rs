@@ -180,7 +180,7 @@ impl Pool {
     fn may_be_listed(&self, unit: &UnitId) -> bool {
         let mut listed = self.seen.listing.iter().flat_map(|listing| &listing.pods);
         listed.any(|listed| {
-            let behind = |id: &DeviceId| self.ledger.unit_behind(id) == Some(unit);
+            let behind = |id: &DeviceId| self.unit_meant(id).as_ref() == Some(unit);
             listed
                 .ids()
                 .into_iter()

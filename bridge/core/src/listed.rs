@@ -48,6 +48,16 @@ impl Pool {
         self.bound_as(name).count()
     }
 
+    /// The unit that a listed id means: the one behind it, or for a share of NVIDIA's plugin, which is no id of ours,
+    /// the GPU that it names.
+    pub(crate) fn unit_meant(&self, id: &DeviceId) -> Option<UnitId> {
+        let named = || {
+            let unit = id.named_unit();
+            self.ledger.units.contains_key(unit).then_some(unit)
+        };
+        self.ledger.unit_behind(id).or_else(named).cloned()
+    }
+
     /// Whether a listed pod has no unit yet for one of its ids.
     ///
     /// It has, if one of its holds carries the id, or lies on the id's own unit under another id. Else its ids without

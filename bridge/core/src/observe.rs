@@ -9,7 +9,6 @@ use crate::id::{ClaimUid, DeviceId, PodRef, UnitId};
 use crate::ledger::Preparation;
 use crate::pool::{LINGER_COUNTED, Pool, Transition};
 use crate::report::{EndCause, Report};
-use crate::settings::Face;
 
 /// A bound pod must be missing from this many listings in a row: one listing is no atomic snapshot.
 pub(crate) const UNLISTED_LIMIT: u32 = 2;
@@ -51,6 +50,7 @@ impl Transition {
                 *self.pool.seen.unlisted.entry(unit).or_default() += 1;
             }
         }
+        self.pool.note_listed_claims(&listing);
         self.pool.seen.listed_at = Some(self.now.uptime);
         self.pool.seen.listing = Some(listing);
         self.note_causeless();
@@ -86,6 +86,9 @@ impl Transition {
         }
         self.bind_listed();
         self.end_bound();
+        // What one pod leaves may be another's as well, where NVIDIA's plugin had shared it out.
+        self.bind_listed();
+        self.take_listed_claims();
         self.end_granted();
         self.end_reserved();
         self.end_causeless();
@@ -195,9 +198,10 @@ impl Transition {
         });
     }
 
-    /// The kubelet says that a pod has an id which no hold carries. If its unit is free, the pod has it.
+    /// The kubelet says that a pod has an id which no hold carries: another plugin gave it. If its unit is free, the pod
+    /// has it.
     fn take_stranger(&mut self, id: &DeviceId, pod: &PodRef, listed: &ListedPod) {
-        let Some(unit) = self.pool.ledger.unit_behind(id).cloned() else {
+        let Some(unit) = self.pool.unit_meant(id) else {
             return;
         };
         if !self.pool.is_owed(listed, id) || self.pool.has_ended(pod) {
@@ -210,14 +214,7 @@ impl Transition {
             .all(|(_, hold)| matches!(hold.kind, HoldKind::Reserved { .. }));
         if free {
             self.take_reserved(&unit);
-            let kind = HoldKind::Bound {
-                id: id.clone(),
-                pod: pod.clone(),
-            };
-            self.pool
-                .ledger
-                .take(&unit, Hold::exclusive(kind, self.now.wall));
-            self.turn(&unit, Face::Legacy);
+            self.adopt_bound(pod, Some(id.clone()), &unit);
             self.report(Report::Bound {
                 unit,
                 pod: pod.clone(),

@@ -168,6 +168,11 @@ pub enum Report {
         /// The unit.
         unit: UnitId,
     },
+    /// A claim that the kubelet has from somebody else is held from now on.
+    ClaimTakenOver {
+        /// The claim.
+        claim: ClaimRef,
+    },
     /// Another daemon serves our resource or our driver on this node: nothing new is given out.
     OtherRegistrant {
         /// Who.

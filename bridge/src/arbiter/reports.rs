@@ -1,6 +1,6 @@
 //! What transitions did, as log lines an admin finds in a post-mortem.
 
-use bridge_core::{ClaimRef, Former, NotEvicted, Report, UnitId, UnitStatus};
+use bridge_core::{ClaimRef, Former, NotEvicted, Report, Rival, UnitId, UnitStatus};
 use tracing::{info, warn};
 
 /// An error with everything behind it, in one line.
@@ -32,6 +32,16 @@ pub(super) fn tell(reports: &[Report]) {
     for report in reports {
         tell_one(report);
     }
+}
+
+fn tell_rival(rival: &Rival) {
+    warn!(
+        face = rival.face.as_str(),
+        place = rival.place,
+        owner = rival.owner,
+        reason = "OtherRegistrant",
+        "another daemon serves the same name on this node; nothing is given out while it is there"
+    );
 }
 
 fn tell_one(report: &Report) {
@@ -82,15 +92,10 @@ fn tell_one(report: &Report) {
             warn!(%unit, "a GPU does not answer any more; it stays listed as unhealthy")
         }
         Report::UnitReturned { unit } => info!(%unit, "a GPU answers again"),
-        Report::OtherRegistrant { rival } => {
-            warn!(
-                face = rival.face.as_str(),
-                place = rival.place,
-                owner = rival.owner,
-                reason = "OtherRegistrant",
-                "another daemon serves the same name on this node; nothing is given out while it is there"
-            );
+        Report::ClaimTakenOver { claim } => {
+            warn!(%claim, face = "dra", "the kubelet has this claim from another driver or an older ledger; it is held from now on");
         }
+        Report::OtherRegistrant { rival } => tell_rival(rival),
         Report::RivalsGone => {
             info!(
                 "no other daemon serves the same name on this node any more; GPUs are given out again"

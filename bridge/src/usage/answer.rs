@@ -55,6 +55,31 @@ pub(super) fn units(
     named.chain(from_nodes).collect()
 }
 
+/// How many GPUs an answer names by index, if it names all that it names so: `deviceIDStrategy: index` of NVIDIA's
+/// plugin. Of a MIG instance it is `<GPU>:<instance>`.
+pub(super) fn indices(answer: &ContainerAllocateResponse) -> usize {
+    let visible = answer.envs.get(VISIBLE_DEVICES);
+    let from_env: Vec<&str> = visible.into_iter().flat_map(|it| it.split(',')).collect();
+    let cdi = answer.cdi_devices.iter().map(|it| it.name.as_str());
+    let annotated = answer.annotations.values().flat_map(|it| it.split(','));
+    let from_cdi = cdi.chain(annotated).filter_map(|name| {
+        let (kind, device) = name.split_once('=')?;
+        kind.ends_with(CDI_CLASS).then_some(device)
+    });
+    let from_cdi: Vec<&str> = from_cdi.collect();
+    // With CDI the variable says `void`.
+    let named = if from_cdi.is_empty() {
+        from_env
+    } else {
+        from_cdi
+    };
+    let is_index = |name: &&str| name.split(':').all(|part| part.parse::<u32>().is_ok());
+    if !named.iter().all(is_index) {
+        return 0;
+    }
+    named.into_iter().collect::<BTreeSet<_>>().len()
+}
+
 fn exact(name: &str, minors: &[(UnitId, u32)]) -> Option<UnitId> {
     let unit = UnitId::new(name).ok()?;
     let is_uuid = UUID_PREFIXES.iter().any(|prefix| name.starts_with(prefix));
@@ -114,6 +139,30 @@ mod tests {
         ] {
             assert!(named(&env(none)).is_empty(), "{none}");
         }
+    }
+
+    #[test]
+    fn indices_are_counted_where_nothing_else_is_named() {
+        for (value, count) in [
+            ("0", 1),
+            ("3,1", 2),
+            ("1,1", 1),
+            ("0:1,0:2", 2),
+            ("0,GPU-a", 0),
+            ("all", 0),
+            ("void", 0),
+            ("", 0),
+        ] {
+            assert_eq!(indices(&env(value)), count, "{value}");
+        }
+        assert_eq!(indices(&ContainerAllocateResponse::default()), 0);
+        let mut answer = cdi(&[
+            "k8s.device-plugin.nvidia.com/gpu=2",
+            "k8s.device-plugin.nvidia.com/gds=all",
+        ]);
+        answer.envs = env("void").envs;
+        assert_eq!(indices(&answer), 1);
+        assert_eq!(indices(&cdi(&["gpu-bridge.dev/gpu=GPU-a"])), 0);
     }
 
     #[test]

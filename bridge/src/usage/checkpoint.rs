@@ -113,10 +113,14 @@ impl Entry {
 
     /// For the pool. `minors` are the units of this node with their device minors.
     ///
-    /// An answer that names more or fewer GPUs than the ids leaves a unit unexplained, so it counts as unknown.
+    /// An answer that names more or fewer GPUs than the ids leaves a unit unexplained, so it counts as unknown. One that
+    /// names indices is of NVIDIA's plugin, which never gives another GPU than the id names.
     pub(super) fn for_pool(&self, minors: &[(UnitId, u32)]) -> CheckpointedDevices {
-        let units = answer::units(&self.answer, minors);
-        let named: BTreeSet<&UnitId> = self.ids.iter().map(DeviceId::named_unit).collect();
+        let mut units = answer::units(&self.answer, minors);
+        let named: BTreeSet<UnitId> = self.ids.iter().map(|id| id.named_unit().clone()).collect();
+        if units.is_empty() && answer::indices(&self.answer) == named.len() {
+            units.clone_from(&named);
+        }
         let explained = self.ids_are_all && !units.is_empty() && units.len() == named.len();
         CheckpointedDevices {
             pod: self.pod.clone(),

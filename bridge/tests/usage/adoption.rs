@@ -13,7 +13,7 @@ use bridge_core::{
 };
 use gpu_bridge::arbiter::Observation;
 use gpu_bridge::usage::{self, AdoptionInputs, PodResources};
-use legacy_proto::deviceplugin::{CdiDevice, ContainerAllocateResponse};
+use legacy_proto::deviceplugin::{CdiDevice, ContainerAllocateResponse, Mount};
 use prost::Message as _;
 use serde_json::json;
 use testkit::eventually;
@@ -284,8 +284,50 @@ fn healthy_in(offers: &Offers) -> Vec<String> {
 }
 
 #[tokio::test]
+async fn what_nvidias_plugin_gave_is_taken_over_by_each_of_its_strategies() {
+    let annotated = ContainerAllocateResponse {
+        annotations: [(
+            "cdi.k8s.io/nvidia-device-plugin_1".to_owned(),
+            "k8s.device-plugin.nvidia.com/gpu=GPU-1".to_owned(),
+        )]
+        .into_iter()
+        .collect(),
+        ..ContainerAllocateResponse::default()
+    };
+    let mounted = ContainerAllocateResponse {
+        mounts: vec![Mount {
+            container_path: "/var/run/nvidia-container-devices/GPU-1".to_owned(),
+            host_path: "/dev/null".to_owned(),
+            ..Mount::default()
+        }],
+        ..env("/var/run/nvidia-container-devices")
+    };
+    for (id, answer) in [
+        ("GPU-1", env("GPU-1")),
+        ("GPU-1", env("1")),
+        ("GPU-1::3", env("GPU-1")),
+        ("GPU-1", cdi("k8s.device-plugin.nvidia.com/gpu=GPU-1")),
+        ("GPU-1", cdi("k8s.device-plugin.nvidia.com/gpu=0")),
+        ("GPU-1", annotated),
+        ("GPU-1", mounted),
+    ] {
+        let text = book(&[("a", id, answer.clone())]);
+        let node = Node {
+            pods: vec!["a"],
+            ..Node::default()
+        };
+        let node = Waiting::start(Some(&text), node).await;
+        node.serves().await;
+        let bound = node.arbiter().bound();
+        assert_eq!(bound.len(), 1, "{id} {answer:?}");
+        let hold = node.arbiter().hold(1).expect("GPU-1 is held");
+        assert_eq!(hold.phase(), Phase::Bound, "{id} {answer:?}");
+    }
+}
+
+#[tokio::test]
 async fn an_answer_that_names_no_unit_makes_every_free_unit_foreign() {
-    let text = book(&[("a", "GPU-0", env("GPU-0")), ("b", "GPU-1", env("1"))]);
+    let text = book(&[("a", "GPU-0", env("GPU-0")), ("b", "GPU-1", env("all"))]);
     let node = Node {
         pods: vec!["a", "b"],
         ..Node::default()

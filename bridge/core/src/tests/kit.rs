@@ -310,6 +310,7 @@ pub(super) fn report_in_words(report: &Report) -> String {
         Report::UnitReturned { .. } => "UnitReturned".to_owned(),
         Report::Adopted { .. } => "Adopted".to_owned(),
         Report::OtherRegistrant { .. } => "OtherRegistrant".to_owned(),
+        Report::ClaimTakenOver { .. } => "ClaimTakenOver".to_owned(),
         Report::RivalsGone => "RivalsGone".to_owned(),
     }
 }
