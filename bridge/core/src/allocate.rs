@@ -92,16 +92,11 @@ impl Transition {
         draft.free_foreign();
         let granted = draft.allocate_all(request, evidence);
         match (granted, self.pool.rival_refusal()) {
-            (Ok(grants), Some(refusal))
-                if !grants.iter().all(|grant| self.pool.has_granted(grant)) =>
-            {
-                AllocateOutcome::Refused(refusal)
-            }
             (Ok(grants), _) => {
                 *self = draft;
                 AllocateOutcome::Granted(grants)
             }
-            (Err(AllocateOutcome::Wait), Some(refusal)) => AllocateOutcome::Refused(refusal),
+            (Err(AllocateOutcome::Refused(_)), Some(refusal)) => AllocateOutcome::Refused(refusal),
             (Err(outcome), _) => outcome,
         }
     }
@@ -400,14 +395,19 @@ impl Pool {
     /// one from the tail of the list.
     fn best_counted(&self, own: Option<&UnitId>, spoken_for: &BTreeSet<UnitId>) -> Option<UnitId> {
         let is_free = |unit: &UnitId| self.is_usable(unit, spoken_for) && self.is_unheld(unit);
-        own.filter(|unit| is_free(unit))
-            .cloned()
-            .or_else(|| self.last_on(&[Side::Legacy, Side::Rest], is_free))
+        let own = own.filter(|unit| is_free(unit)).cloned();
+        if self.has_rivals() {
+            return own.filter(|_| self.seen.claims.is_some());
+        }
+        own.or_else(|| self.last_on(&[Side::Legacy, Side::Rest], is_free))
     }
 
     /// The best unit that nobody has and nothing runs on: one of the counted side, then one on the move, then one of
     /// the claims' side, then one that is only reserved. Substitutes come from the tail of the list.
     fn best_clean(&self, own: Option<&UnitId>, spoken_for: &BTreeSet<UnitId>) -> Option<UnitId> {
+        if self.has_rivals() {
+            return self.best_counted(own, spoken_for);
+        }
         let is_usable = |unit: &UnitId| self.is_usable(unit, spoken_for);
         let is_free = |unit: &UnitId| is_usable(unit) && self.is_unheld(unit);
         let is_reserved = |unit: &UnitId| is_usable(unit) && self.is_only_reserved(unit);
@@ -501,6 +501,9 @@ impl Pool {
         own: Option<&UnitId>,
         spoken_for: &BTreeSet<UnitId>,
     ) -> Option<UnitId> {
+        if self.has_rivals() {
+            return None;
+        }
         let of_counted =
             |unit: &&UnitId| self.only_lingers(unit, |former| matches!(former, Former::Counted(_)));
         let usable = |unit: &&UnitId| !spoken_for.contains(*unit) && self.is_present(unit);

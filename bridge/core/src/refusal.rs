@@ -271,8 +271,8 @@ impl fmt::Display for Refusal {
             ),
             Self::OtherRegistrant { rival } => write!(
                 f,
-                "another daemon serves {} on this node too, at {}, so gpu-bridge gives no GPU out. \
-                 Remove that daemon from the node, or gpu-bridge; once it is gone for {} s GPUs are given out again.",
+                "another daemon serves {} on this node too, at {}, so gpu-bridge offers no GPU. \
+                 Remove that daemon from the node, or gpu-bridge; once it is gone for {} s GPUs are offered again.",
                 rival.face.served_name(), rival.place, RIVAL_GONE.as_secs()
             ),
         }

@@ -173,7 +173,7 @@ pub enum Report {
         /// The claim.
         claim: ClaimRef,
     },
-    /// Another daemon serves our resource or our driver on this node: nothing new is given out.
+    /// Another daemon serves our resource or our driver on this node: nothing is offered.
     OtherRegistrant {
         /// Who.
         rival: Rival,

@@ -1,4 +1,4 @@
-//! Another daemon on the node that serves our resource or our driver: while one is there, nothing new is given out.
+//! Another daemon on the node that serves our resource or our driver: while one is there, nothing is offered.
 //!
 //! The kubelet listens to whoever registered last, so neither of the two knows what the other gives out. Which of
 //! them shall serve is for the admin to say. Whoever holds something keeps it, and everything may be given back.
@@ -7,7 +7,6 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::time::Duration;
 
-use crate::allocate::Grant;
 use crate::id::ClaimRef;
 use crate::ledger::{Access, PreparedDevice};
 use crate::pool::{Pool, Standing, Transition};
@@ -87,7 +86,7 @@ impl Pool {
 
     /// Whether something new may be given out at all.
     pub(crate) fn is_open(&self) -> bool {
-        self.standing == Standing::Serving && self.seen.rivalry.is_none()
+        self.standing == Standing::Serving && !self.has_rivals()
     }
 
     /// Why nothing new is given out, if a rival is there.
@@ -96,10 +95,10 @@ impl Pool {
         Some(Refusal::OtherRegistrant { rival })
     }
 
-    /// Whether a grant only says once more what the ledger says.
-    pub(crate) fn has_granted(&self, grant: &Grant) -> bool {
-        let carrier = self.ledger.carrier_of(&grant.id);
-        carrier.is_some_and(|(unit, _)| *unit == grant.unit)
+    /// Whether a rival may give out what is free here. The kubelet's book still keeps ids apart, so a call for an id
+    /// gets the id's own unit if nobody has it; what else is free may be in the rival's hands.
+    pub(crate) fn has_rivals(&self) -> bool {
+        self.seen.rivalry.is_some()
     }
 
     /// Whether a claim owns all this already: then a Prepare of it gives nothing new out.

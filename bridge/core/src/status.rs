@@ -71,7 +71,7 @@ pub struct UnitStatus {
 pub struct Status {
     /// Whether it serves.
     pub standing: Standing,
-    /// Who else serves our names on this node: while there is somebody, nothing new is given out.
+    /// Who else serves our names on this node: while there is somebody, nothing is offered.
     pub rivals: Vec<Rival>,
     /// Generation of the ledger.
     pub generation: u64,

@@ -241,7 +241,7 @@ impl Transition {
         self.note_free();
         self.watch_the_way_out();
         self.note_promised();
-        if self.pool.seen.rivalry.is_some() {
+        if self.pool.has_rivals() {
             self.pool.seen.motion.pause();
             return;
         }

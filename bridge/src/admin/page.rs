@@ -35,8 +35,7 @@ pub struct StatusPage {
     pub generation: u64,
     /// `Serving`, `WaitingForAdoption` or `LedgerUnreadable`.
     pub standing: String,
-    /// Other daemons that serve `nvidia.com/gpu` or `gpu.nvidia.com` on this node; while there is one, nothing is given
-    /// out.
+    /// Other daemons that serve `nvidia.com/gpu` or `gpu.nvidia.com` on this node; while there is one, nothing is offered.
     #[serde(default)]
     pub rivals: Vec<RivalPage>,
     /// Every unit of the node, in the order of the slice.

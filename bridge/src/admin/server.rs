@@ -214,7 +214,7 @@ fn rivals_condition(rivals: &[Rival]) -> (Met, String) {
         .map(|rival| format!("{} at {rival}", rival.face.served_name()))
         .collect();
     let message = format!(
-        "OtherRegistrant: another daemon serves {}; nothing is given out until it is gone for {} s; see migration-guide/reasons/OtherRegistrant.md",
+        "OtherRegistrant: another daemon serves {}; nothing is offered until it is gone for {} s; see migration-guide/reasons/OtherRegistrant.md",
         shown.join("; "),
         RIVAL_GONE.as_secs()
     );

@@ -40,7 +40,7 @@ fn tell_rival(rival: &Rival) {
         place = rival.place,
         owner = rival.owner,
         reason = "OtherRegistrant",
-        "another daemon serves the same name on this node; nothing is given out while it is there"
+        "another daemon serves the same name on this node; nothing is offered while it is there"
     );
 }
 
@@ -98,7 +98,7 @@ fn tell_one(report: &Report) {
         Report::OtherRegistrant { rival } => tell_rival(rival),
         Report::RivalsGone => {
             info!(
-                "no other daemon serves the same name on this node any more; GPUs are given out again"
+                "no other daemon serves the same name on this node any more; GPUs are offered again"
             );
         }
         Report::Adopted {

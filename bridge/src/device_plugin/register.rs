@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use bridge_core::Face;
+use futures::future::join_all;
 use legacy_proto::deviceplugin::registration_client::RegistrationClient;
 use legacy_proto::deviceplugin::{DIAL_TIMEOUT, KUBELET_SOCKET, RegisterRequest, VERSION};
 use tokio::sync::watch;
@@ -30,9 +31,9 @@ const STREAM_LIMIT: Duration = Duration::from_secs(5);
 /// a registration that comes before that is refused.
 const STREAM_GRACE: Duration = Duration::from_secs(1);
 
-/// How long the kubelet may take to clear an ended connection away. Where another plugin of the resource is connected,
-/// one that ends after the new one has come would make the other the one that is asked.
-const CLEARED_WITHIN: Duration = Duration::from_secs(1);
+/// Registrations that are kept beside the last one while another plugin of the resource is there. When one ends, the
+/// kubelet asks any of those that are left (kubernetes v1.37.2, `PluginDisconnected`).
+const KEPT_LIMIT: usize = 8;
 
 /// A registration that lasted this long has worked: the next failure is the first of a new row.
 const STABLE_AFTER: Duration = Duration::from_secs(10);
@@ -144,17 +145,20 @@ pub async fn run(
             .as_secs(),
         pause: Pause::default(),
         trouble: Throttle::new(LOG_INTERVAL),
+        kept: Vec::new(),
         closing: JoinSet::new(),
     };
     let mut current = None;
     let outcome = stop.run_until_cancelled(plugin.serve(&mut current)).await;
-    plugin.closing.spawn(async move {
-        if let Some(endpoint) = current {
-            endpoint.close().await;
-        }
-    });
+    plugin.kept.extend(current);
+    let open = std::mem::take(&mut plugin.kept);
+    plugin.closing.spawn(close_all(open));
     while plugin.closing.join_next().await.is_some() {}
     outcome.unwrap_or(Ok(()))
+}
+
+async fn close_all(endpoints: Vec<Endpoint>) {
+    join_all(endpoints.into_iter().map(Endpoint::close)).await;
 }
 
 #[derive(Debug, Default)]
@@ -197,6 +201,8 @@ struct Plugin {
     /// Changes when the kubelet may listen to another plugin.
     anew: watch::Receiver<u64>,
     trouble: Throttle,
+    /// Former sockets that are still registered, beside another plugin's.
+    kept: Vec<Endpoint>,
     /// Former sockets whose last calls are finishing. A registration must not wait for them.
     closing: JoinSet<()>,
 }
@@ -247,12 +253,15 @@ impl Plugin {
                 ?lost,
                 "the kubelet has lost the device plugin"
             );
-            if lost == Lost::Displaced
-                && let Some(former) = current.take()
-            {
-                former.close().await;
-                tokio::time::sleep(CLEARED_WITHIN).await;
+            if lost == Lost::Displaced {
+                self.kept.extend(current.take());
+                let over = self.kept.len().saturating_sub(KEPT_LIMIT);
+                self.closing
+                    .spawn(close_all(self.kept.drain(..over).collect()));
+                continue;
             }
+            self.closing
+                .spawn(close_all(std::mem::take(&mut self.kept)));
             if since.elapsed() >= STABLE_AFTER || lost == Lost::KubeletRestarted {
                 self.pause.reset();
             } else {
@@ -334,6 +343,7 @@ impl Plugin {
                 missing_since = None;
                 self.tell(RegistrationState::Registered);
                 self.keep_file(endpoint);
+                self.close_kept();
             }
             let grace = missing_since.map_or(Duration::MAX, |since| {
                 STREAM_GRACE.saturating_sub(since.elapsed())
@@ -344,6 +354,14 @@ impl Plugin {
                 Ok(()) = self.anew.changed() => return Lost::Displaced,
                 () = sleep_for(grace) => {}
             }
+        }
+    }
+
+    /// Former registrations are of no use once no other plugin is there.
+    fn close_kept(&mut self) {
+        if !self.kept.is_empty() && self.handle.status().borrow().rivals.is_empty() {
+            self.closing
+                .spawn(close_all(std::mem::take(&mut self.kept)));
         }
     }
 

@@ -43,11 +43,18 @@ const LOOK: Duration = Duration::from_millis(500);
 /// How often the kubelet is asked what it counts. It answers from memory.
 const ASK_KUBELET: Duration = Duration::from_secs(2);
 
-/// A plugin that has just made its socket registers within this time as a rule.
-const REGISTERS_WITHIN: Duration = Duration::from_secs(2);
+/// So long after a rival has come the device plugin registers after it: at once, and again in case the rival was slow.
+const PLUGIN_AFTER_RIVAL: [Duration; 3] = [
+    Duration::ZERO,
+    Duration::from_secs(1),
+    Duration::from_secs(3),
+];
 
-/// No face is asked to register anew more often than this, and half as often each time: the node's count drops for a
-/// moment with each.
+/// The same of the DRA driver: the kubelet looks once a second who is there, and has nobody of ours for a second when
+/// the driver registers anew.
+const DRIVER_AFTER_RIVAL: [Duration; 1] = [Duration::from_secs(2)];
+
+/// For a list that is not ours no face is asked to register anew more often than this, and half as often each time.
 const ANEW_FIRST: Duration = Duration::from_secs(10);
 
 /// The longest of these pauses.
@@ -104,8 +111,8 @@ pub struct Lookout {
 /// When a face is to register anew.
 #[derive(Debug, Default)]
 struct Anew {
-    /// At this time, for a rival that has come.
-    due: Option<Instant>,
+    /// At these times, for a rival that has come; the next one last.
+    due: Vec<Instant>,
     last: Option<Instant>,
     pause: Option<Duration>,
     /// The sockets of rivals at the last look.
@@ -239,12 +246,16 @@ impl Lookout {
         let was_first = (self.places.is_registered)();
         let anew = self.anew(face);
         if rivals.difference(&anew.known).next().is_some() && was_first {
-            anew.due = Some(Instant::now() + REGISTERS_WITHIN);
+            let now = Instant::now();
+            let after = match face {
+                Face::Legacy => PLUGIN_AFTER_RIVAL.as_slice(),
+                Face::Dra => DRIVER_AFTER_RIVAL.as_slice(),
+            };
+            anew.due = after.iter().rev().map(|after| now + *after).collect();
         }
         anew.known = rivals;
-        if anew.due.is_some_and(|due| due <= Instant::now()) {
-            anew.due = None;
-            self.order(face);
+        if anew.due.pop_if(|due| *due <= Instant::now()).is_some() {
+            self.handle.register_anew(face);
         }
     }
 

@@ -89,7 +89,7 @@ fn every_sentence_says_what_failed_and_why_and_what_to_do() {
         CountedPodsFirst: gpu-3 (GPU-3f2a) is not prepared for claim default/llm-0 yet: counted pods that are bound to this node need it first. The kubelet tries again by itself; to get another GPU now, delete the pod, so that it is scheduled anew.
         WaitingForAdoption: the ledger of this node is missing, and what runs here is not known yet, so no GPU is given out. It goes on by itself once pod-resources, the kubelet's checkpoints and the API server have answered; gpu-bridge's /readyz says which it waits for.
         LedgerUnreadable: the ledger of this node cannot be read, so no GPU is given out. The file is kept; gpu-bridge's log and /readyz say what to do.
-        OtherRegistrant: another daemon serves nvidia.com/gpu on this node too, at /k/device-plugins/nvidia-gpu.sock, so gpu-bridge gives no GPU out. Remove that daemon from the node, or gpu-bridge; once it is gone for 30 s GPUs are given out again."#]].assert_eq(&sentences.join("\n"));
+        OtherRegistrant: another daemon serves nvidia.com/gpu on this node too, at /k/device-plugins/nvidia-gpu.sock, so gpu-bridge offers no GPU. Remove that daemon from the node, or gpu-bridge; once it is gone for 30 s GPUs are offered again."#]].assert_eq(&sentences.join("\n"));
 }
 
 #[test]
