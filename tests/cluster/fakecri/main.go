@@ -122,6 +122,9 @@ func serve(o options) error {
 	if err := processes.sweep(); err != nil {
 		return err
 	}
+	if err := record.endLeft(); err != nil {
+		return err
+	}
 	r := &runtime{
 		options:    o,
 		boot:       uint32(time.Now().Unix()),

@@ -125,6 +125,39 @@ func openRecord(path string) (*recorder, error) {
 	return &recorder{file: file}, nil
 }
 
+// endLeft writes that the processes are gone which an earlier run of the
+// runtime recorded as started: it was killed, and they with it.
+func (r *recorder) endLeft() error {
+	file, err := os.Open(r.file.Name())
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	left := map[string]line{}
+	var order []string
+	decoder := json.NewDecoder(file)
+	for decoder.More() {
+		var l line
+		if err := decoder.Decode(&l); err != nil {
+			return fmt.Errorf("the record of before cannot be read: %w", err)
+		}
+		switch l.Event {
+		case eventStarted:
+			left[l.Container] = l
+			order = append(order, l.Container)
+		case eventProcessGone:
+			delete(left, l.Container)
+		}
+	}
+	for _, container := range order {
+		if l, ok := left[container]; ok {
+			l.Event = eventProcessGone
+			r.write(l)
+		}
+	}
+	return nil
+}
+
 // write stamps and appends a line. A record with a hole proves nothing, so a
 // failure to write ends the runtime.
 func (r *recorder) write(l line) {

@@ -119,6 +119,31 @@ func events(lines []line) string {
 	return strings.Join(names, " ")
 }
 
+func TestWhatAKilledRuntimeLeftIsRecordedAsGone(t *testing.T) {
+	r := newRig(t)
+	r.stop(r.run(), 30)
+	r.waitFor(eventProcessGone)
+	r.run()
+	again, err := openRecord(filepath.Join(r.dir, "cri.jsonl"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := again.endLeft(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var gone []string
+	for _, l := range r.waitFor(eventProcessGone) {
+		if l.Event == eventProcessGone {
+			gone = append(gone, l.Container+" "+strings.Join(l.GPUs, ","))
+		}
+	}
+	if len(gone) != 2 || gone[0] == gone[1] {
+		t.Errorf("recorded as gone: %q", gone)
+	}
+}
+
 func TestTwoContainersOnOneGPUAreTwoProcesses(t *testing.T) {
 	r := newRig(t)
 	first := r.run()

@@ -21,8 +21,9 @@ import (
 const maxCommandBytes = 256
 
 // controlDeadline is how long the slowest command may take: a restart with
-// both of its deadlines used up.
-const controlDeadline = 2*stopDeadline + healthDeadline + callTimeout
+// both of its deadlines used up. A restore restarts five components, each of
+// which takes a second or two.
+const controlDeadline = 2*stopDeadline + 2*healthDeadline + callTimeout
 
 // serveControl begins to take commands.
 func (cl *cluster) serveControl() error {
@@ -72,10 +73,14 @@ func (cl *cluster) obey(words []string) (string, error) {
 			return cl.status(), nil
 		case "token":
 			return "gpu-bridge.kubeconfig is written anew", cl.o.daemonIdentity(cl.api)
+		case "back-up":
+			return "the state of etcd is kept", cl.backUp()
+		case "restore":
+			return "the state of etcd is the one that was kept", cl.restore()
 		}
 	}
 	if len(words) < 2 || len(words) > 3 {
-		return "", errors.New("a command is status, token, stop NAME [SIGNAL], start NAME, restart NAME [SIGNAL] or signal NAME SIGNAL")
+		return "", errors.New("a command is status, token, back-up, restore, stop NAME [SIGNAL], start NAME, restart NAME [SIGNAL] or signal NAME SIGNAL")
 	}
 	c := cl.components[words[1]]
 	if c == nil {
