@@ -24,6 +24,7 @@ mod lifetimes;
 mod lost_race;
 mod objects;
 mod record;
+mod restarts;
 mod rights;
 mod sides;
 mod split;

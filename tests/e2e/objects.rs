@@ -79,6 +79,12 @@ impl PodSpec {
         self
     }
 
+    /// With containers that are started again when they are gone, as those of a Deployment.
+    pub fn restarting(mut self) -> Self {
+        self.0["spec"]["restartPolicy"] = json!("Always");
+        self
+    }
+
     /// Without a request in the first app container.
     pub fn without_request(mut self) -> Self {
         self.0["spec"]["containers"][0]["resources"] = json!({});
