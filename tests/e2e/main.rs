@@ -26,6 +26,7 @@ mod objects;
 mod record;
 mod restarts;
 mod rights;
+mod rivals;
 mod sides;
 mod split;
 mod standin;

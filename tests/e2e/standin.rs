@@ -1,7 +1,8 @@
 //! How a node runs both APIs without a bridge: a device plugin and a DRA driver that know nothing of each other.
 //!
 //! Each offers every GPU and gives out what it is asked for. They are here to be compared with, and to show that the
-//! record's judge sees a double use when there is one. Both end with the value.
+//! record's judge sees a double use when there is one. Both end with [`StandIns::end`], and at the latest with the
+//! value.
 
 use std::fs;
 use std::io::Write as _;
@@ -21,7 +22,7 @@ use futures::stream::{self, Stream, StreamExt as _};
 use gpu_bridge::uds::{self, Incoming};
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
-use kube::api::{Api, PostParams};
+use kube::api::{Api, Patch, PatchParams};
 use kube::{Client, ResourceExt as _};
 use legacy_proto::deviceplugin as v1beta1;
 use legacy_proto::deviceplugin::device_plugin_server::{DevicePlugin, DevicePluginServer};
@@ -29,6 +30,7 @@ use legacy_proto::deviceplugin::registration_client::RegistrationClient;
 use serde_json::json;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 
@@ -46,6 +48,7 @@ const READY_LIMIT: Duration = Duration::from_secs(60);
 /// Both daemons, serving.
 pub struct StandIns {
     servers: JoinSet<()>,
+    stop: CancellationToken,
     gpus: Arc<[Gpu]>,
     cdi: CdiFolder,
 }
@@ -65,22 +68,7 @@ impl Gpu {
 impl StandIns {
     /// Starts both, and waits until the scheduler can place pods of either kind.
     pub async fn start(world: &World) -> Self {
-        let gpus = world.node.gpus();
-        let gpus = gpus.into_iter().map(|gpu| Gpu {
-            minor: gpu.minor,
-            uuid: gpu.uuid,
-        });
-        let mut stand_ins = Self {
-            servers: JoinSet::new(),
-            gpus: gpus.collect(),
-            cdi: CdiFolder(world.state().join("cdi")),
-        };
-        let kubelet = world.state().join("kubelet");
-        stand_ins.start_device_plugin(&kubelet).await;
-        stand_ins
-            .start_dra_driver(&kubelet, world.client.clone())
-            .await;
-        stand_ins.publish(world.client.clone()).await;
+        let stand_ins = Self::serve_on(world).await;
         let nodes: Api<Node> = Api::all(world.client.clone());
         let all = stand_ins.gpus.len().to_string();
         let counted = async |_: &World| {
@@ -98,13 +86,44 @@ impl StandIns {
         stand_ins
     }
 
+    /// Starts both beside whatever else serves the node.
+    pub async fn serve_on(world: &World) -> Self {
+        let gpus = world.node.gpus();
+        let gpus = gpus.into_iter().map(|gpu| Gpu {
+            minor: gpu.minor,
+            uuid: gpu.uuid,
+        });
+        let mut stand_ins = Self {
+            servers: JoinSet::new(),
+            stop: CancellationToken::new(),
+            gpus: gpus.collect(),
+            cdi: CdiFolder(world.state().join("cdi")),
+        };
+        let kubelet = world.state().join("kubelet");
+        stand_ins.start_device_plugin(&kubelet).await;
+        stand_ins
+            .start_dra_driver(&kubelet, world.client.clone())
+            .await;
+        stand_ins.publish(world.client.clone()).await;
+        stand_ins
+    }
+
+    /// Ends both, as SIGTERM does: connections close, and the sockets go.
+    pub async fn end(mut self) {
+        self.stop.cancel();
+        while self.servers.join_next().await.is_some() {}
+    }
+
     /// Makes a socket and serves on it.
-    fn serve<F>(&mut self, socket: &Path, server: impl FnOnce(Incoming) -> F)
-    where
+    fn serve<F>(
+        &mut self,
+        socket: &Path,
+        server: impl FnOnce(Incoming, WaitForCancellationFutureOwned) -> F,
+    ) where
         F: Future<Output = Result<(), tonic::transport::Error>> + Send + 'static,
     {
         let (incoming, file) = uds::bind(socket).expect("a socket").into_parts();
-        let serving = server(incoming);
+        let serving = server(incoming, self.stop.clone().cancelled_owned());
         self.servers.spawn(async move {
             let _file = file;
             serving.await.expect("a socket is served until the end");
@@ -116,9 +135,12 @@ impl StandIns {
         let nodes = self.gpus.iter().map(|gpu| (gpu.uuid.clone(), gpu.minor));
         self.cdi.write(COUNTED_KIND, "", nodes);
         let folder = kubelet.join("device-plugins");
-        let service = DevicePluginServer::new(Counted(Arc::clone(&self.gpus)));
-        self.serve(&folder.join(SOCKET), |incoming| {
-            Server::builder().serve_with_incoming(service, incoming)
+        let service = DevicePluginServer::new(Counted {
+            gpus: Arc::clone(&self.gpus),
+            stop: self.stop.clone(),
+        });
+        self.serve(&folder.join(SOCKET), |incoming, stop| {
+            Server::builder().serve_with_incoming_shutdown(service, incoming, stop)
         });
         let request = v1beta1::RegisterRequest {
             version: v1beta1::VERSION.to_owned(),
@@ -136,22 +158,22 @@ impl StandIns {
     async fn start_dra_driver(&mut self, kubelet: &Path, client: Client) {
         let folder = kubelet.join(PLUGINS_DIR).join(DRIVER);
         fs::create_dir_all(&folder).expect("the driver's folder");
-        let endpoint = folder.join("dra.sock");
+        let endpoint = folder.join("dra-standin.sock");
         let service = DraPluginServer::new(Claims {
             client,
             gpus: Arc::clone(&self.gpus),
             cdi: self.cdi.clone(),
         });
-        self.serve(&endpoint, |incoming| {
-            Server::builder().serve_with_incoming(service, incoming)
+        self.serve(&endpoint, |incoming, stop| {
+            Server::builder().serve_with_incoming_shutdown(service, incoming, stop)
         });
         let (told, mut answer) = watch::channel(None);
         let registration = RegistrationServer::new(Registrar { endpoint, told });
         let socket = kubelet
             .join(DIR)
-            .join(uds::registration_socket_name(DRIVER, None));
-        self.serve(&socket, |incoming| {
-            Server::builder().serve_with_incoming(registration, incoming)
+            .join(uds::registration_socket_name("standin", None));
+        self.serve(&socket, |incoming, stop| {
+            Server::builder().serve_with_incoming_shutdown(registration, incoming, stop)
         });
         let answer = tokio::time::timeout(READY_LIMIT, answer.wait_for(Option::is_some))
             .await
@@ -185,14 +207,20 @@ impl StandIns {
         }))
         .expect("a slice");
         let api: Api<ResourceSlice> = Api::all(client);
-        api.create(&PostParams::default(), &slice)
+        // Another driver may have made it its own.
+        let params = PatchParams::apply("standin").force();
+        let name = slice.name_any();
+        api.patch(&name, &params, &Patch::Apply(&slice))
             .await
-            .expect("the slice is created");
+            .expect("the slice is written");
     }
 }
 
 /// The device plugin.
-struct Counted(Arc<[Gpu]>);
+struct Counted {
+    gpus: Arc<[Gpu]>,
+    stop: CancellationToken,
+}
 
 #[tonic::async_trait]
 impl DevicePlugin for Counted {
@@ -206,7 +234,7 @@ impl DevicePlugin for Counted {
     type ListAndWatchStream =
         Pin<Box<dyn Stream<Item = Result<v1beta1::ListAndWatchResponse, Status>> + Send>>;
 
-    /// Every GPU, healthy, for ever.
+    /// Every GPU, healthy, until the end.
     async fn list_and_watch(
         &self,
         _: Request<v1beta1::Empty>,
@@ -217,9 +245,11 @@ impl DevicePlugin for Counted {
             topology: None,
         };
         let list = v1beta1::ListAndWatchResponse {
-            devices: self.0.iter().map(device).collect(),
+            devices: self.gpus.iter().map(device).collect(),
         };
-        let stream = stream::iter([Ok(list)]).chain(stream::pending());
+        let stream = stream::iter([Ok(list)])
+            .chain(stream::pending())
+            .take_until(self.stop.clone().cancelled_owned());
         Ok(Response::new(Box::pin(stream)))
     }
 
