@@ -8,7 +8,7 @@ use kube::api::DeleteParams;
 
 use super::dice::Dice;
 use super::life::{Life, Lives, now};
-use super::load::{Arrivals, Blows, Fate, Kind, Load, Successors};
+use super::load::{Arrivals, Blows, Fate, Kind, Load, Made, Successors};
 use super::seen::Watches;
 use crate::objects::PodSpec;
 use crate::world::World;
@@ -186,7 +186,7 @@ impl<'a> Driver<'a> {
         let mut kinds = match self.load.arrivals {
             Arrivals::Waiting => self.missing(),
             Arrivals::Stream(mean) => self.stream(mean),
-            Arrivals::Bursts { each, every } => self.burst(each, Some(every)),
+            Arrivals::Bursts { each, every, .. } => self.burst(each, Some(every)),
             Arrivals::Rounds { each, pause } => self.round(each, pause),
         };
         kinds.truncate(left);
@@ -206,18 +206,19 @@ impl<'a> Driver<'a> {
         (name, Life::new(kind, fate, self.round))
     }
 
-    /// All of them at the same time.
     async fn create(&mut self, pods: Vec<(String, Life)>) -> usize {
         let count = pods.len();
         let world = &*self.world;
-        join_all(pods.iter().map(|(name, life)| {
-            world.create(match life.kind {
-                Kind::Counted => PodSpec::counted(name, life.fate.gpus),
-                Kind::Claim => PodSpec::from_template(name, &template(life.fate.gpus), &["main"]),
-            })
-        }))
-        .await;
-        self.lives.extend(pods);
+        let created = match self.load.arrivals.made() {
+            Made::OneByOne => vec![one_by_one(world, pods).await],
+            Made::ByControllers => {
+                let (counted, claims) = pods
+                    .into_iter()
+                    .partition::<Vec<_>, _>(|(_, life)| life.kind == Kind::Counted);
+                join_all([counted, claims].map(|pods| slow_start(world, pods))).await
+            }
+        };
+        self.lives.extend(created.into_iter().flatten());
         count
     }
 
@@ -439,4 +440,35 @@ fn template(gpus: u32) -> String {
 
 fn successor(name: &str) -> String {
     format!("{name}-again")
+}
+
+async fn one_by_one(world: &World, mut pods: Vec<(String, Life)>) -> Vec<(String, Life)> {
+    for pod in &mut pods {
+        create(world, std::slice::from_mut(pod)).await;
+    }
+    pods
+}
+
+async fn slow_start(world: &World, mut pods: Vec<(String, Life)>) -> Vec<(String, Life)> {
+    let (mut from, mut batch) = (0, 1);
+    while from < pods.len() {
+        let until = (from + batch).min(pods.len());
+        create(world, &mut pods[from..until]).await;
+        (from, batch) = (until, batch * 2);
+    }
+    pods
+}
+
+async fn create(world: &World, pods: &mut [(String, Life)]) {
+    for (_, life) in pods.iter_mut() {
+        life.created = now();
+    }
+    let pods = pods.iter().map(|(name, life)| {
+        let gpus = life.fate.gpus;
+        world.create(match life.kind {
+            Kind::Counted => PodSpec::counted(name, gpus),
+            Kind::Claim => PodSpec::from_template(name, &template(gpus), &["main"]),
+        })
+    });
+    join_all(pods).await;
 }

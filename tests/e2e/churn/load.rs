@@ -33,13 +33,37 @@ pub enum Arrivals {
     Waiting,
     /// On average one in this time, either kind, whatever waits.
     Stream(Duration),
-    /// So many of each kind at once, in a thrown order, each time that this has passed.
-    Bursts { each: u32, every: Duration },
-    /// So many of each kind at once, when all of the round before are gone and this pause is over.
+    /// So many of each kind at once, each time that this has passed.
+    Bursts {
+        each: u32,
+        every: Duration,
+        made: Made,
+    },
+    /// So many of each kind at once, made by controllers, when all of the round before are gone and this pause is over.
     Rounds {
         each: u32,
         pause: (Duration, Duration),
     },
+}
+
+impl Arrivals {
+    /// Who makes the pods that come at the same time.
+    pub fn made(self) -> Made {
+        match self {
+            Self::Bursts { made, .. } => made,
+            Self::Waiting | Self::Stream(_) | Self::Rounds { .. } => Made::ByControllers,
+        }
+    }
+}
+
+/// Who makes the pods that come at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Made {
+    /// One client, each when the one before is there, in a thrown order: `kubectl apply` of a file.
+    OneByOne,
+    /// Two controllers beside each other, each with the slow start of those of Jobs and ReplicaSets: one pod, then
+    /// two, then four (kubernetes v1.37.2, `slowStartBatch` in `pkg/controller/replicaset`).
+    ByControllers,
 }
 
 /// What happens beside.
@@ -99,7 +123,7 @@ const HIGH: Load = Load {
 const MIXED_SIZES: &[(u32, u64)] = &[(1, 60), (2, 20), (4, 12), (8, 8)];
 
 /// Every load, in the order of tables.
-pub const LOADS: [Load; 7] = [
+pub const LOADS: [Load; 8] = [
     HIGH,
     Load {
         name: "large",
@@ -119,6 +143,19 @@ pub const LOADS: [Load; 7] = [
         arrivals: Arrivals::Bursts {
             each: 6,
             every: Duration::from_secs(25),
+            made: Made::OneByOne,
+        },
+        sizes: &[(1, 1)],
+        lives: ms(10_000, 12_000),
+        early_per_mille: 0,
+        ..HIGH
+    },
+    Load {
+        name: "volley",
+        arrivals: Arrivals::Bursts {
+            each: 6,
+            every: Duration::from_secs(25),
+            made: Made::ByControllers,
         },
         sizes: &[(1, 1)],
         lives: ms(10_000, 12_000),
