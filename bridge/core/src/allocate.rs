@@ -338,6 +338,7 @@ impl Transition {
     pub(crate) fn take_reserved(&mut self, unit: &UnitId) {
         for (unit, hold) in self.pool.ledger.clear(unit) {
             if let HoldKind::Reserved { claim } = hold.kind {
+                self.note_lost_race();
                 self.report(Report::ClaimLostRace { claim, unit });
             }
         }

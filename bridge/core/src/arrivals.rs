@@ -13,6 +13,14 @@ const CONTEST_LASTS: Duration = Duration::from_secs(10);
 /// How many times longer nobody must come before units rest where that is likely to be a race: both kinds compete, or
 /// few units are free, which is where somebody is likely to wait. Turns serve both kinds meanwhile.
 const LONGER_QUIET: u32 = 8;
+/// For so long nothing rests after a lost race: the rest is a bet that pods of both kinds do not come within the time
+/// that a taint takes, and here they do. Bursts of two controllers come again.
+const APART_FIRST: Duration = Duration::from_secs(15 * 60);
+/// Each race that is lost within this of the end of such a time doubles the next, up to this.
+const APART_LAST: Duration = Duration::from_secs(4 * 60 * 60);
+/// Races that are lost within this of each other are one: claims of one burst are refused one after the other, 10 s
+/// after they came.
+const ONE_RACE: Duration = Duration::from_secs(30);
 
 /// The last arrivals of each kind, as uptime.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Hash)]
@@ -23,6 +31,15 @@ pub(crate) struct Arrivals {
     contested: Option<Duration>,
     /// The kind of the first arrival since the last [`take`](Self::take).
     first: Option<Face>,
+    /// The last lost race, and how long nothing rests after it.
+    lost: Option<Lost>,
+}
+
+/// A lost race.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Lost {
+    at: Duration,
+    apart: Duration,
 }
 
 impl Arrivals {
@@ -44,12 +61,26 @@ impl Arrivals {
         }
     }
 
+    /// Notes that a claim lost a unit to a counted pod although both were offered it in good faith. What rests is split
+    /// as if a counted pod had come.
+    pub(crate) fn lose(&mut self, now: Duration) {
+        let apart = match self.lost {
+            Some(lost) if now.saturating_sub(lost.at) < ONE_RACE => return,
+            Some(lost) if now < lost.at + lost.apart + APART_LAST => {
+                (lost.apart * 2).min(APART_LAST)
+            }
+            Some(_) | None => APART_FIRST,
+        };
+        self.lost = Some(Lost { at: now, apart });
+        self.first.get_or_insert(Face::Legacy);
+    }
+
     /// The kind that came first since this was asked last.
     pub(crate) fn take(&mut self) -> Option<Face> {
         self.first.take()
     }
 
-    /// When it is quiet if nobody comes any more, as uptime. At once if nobody ever came.
+    /// When free units may rest if nobody comes any more, as uptime. At once if nobody ever came.
     /// `is_scarce`: half of the units or fewer are free.
     pub(crate) fn quiet_at(&self, quiet: Duration, is_scarce: bool) -> Duration {
         let Some(last) = self.counted.max(self.claimed) else {
@@ -58,11 +89,10 @@ impl Arrivals {
         let contested = self
             .contested
             .is_some_and(|contested| last.saturating_sub(contested) <= CONTEST_LASTS);
-        last + if contested || is_scarce {
-            quiet * LONGER_QUIET
-        } else {
-            quiet
-        }
+        let longer = contested || is_scarce;
+        let quiet = last + quiet * if longer { LONGER_QUIET } else { 1 };
+        let apart = self.lost.map(|lost| lost.at + lost.apart);
+        quiet.max(apart.unwrap_or_default())
     }
 }
 
@@ -75,6 +105,7 @@ impl Arrivals {
             claimed,
             contested,
             first,
+            lost,
         } = self;
         // Longer than what is waited for: a span as long still counts.
         let longest = (quiet * LONGER_QUIET).max(CONTEST_WITHIN * 2);
@@ -85,6 +116,8 @@ impl Arrivals {
             last.is_some_and(|last| last.saturating_sub(*contested) <= CONTEST_LASTS)
                 && (is_fresh || clocks.age(*contested) <= CONTEST_LASTS)
         };
+        // Matters for as long as nothing rests, and then as long as it doubles the next.
+        let remembered = |lost: &Lost| clocks.age(lost.at) <= lost.apart + APART_LAST;
         Self {
             counted: counted.map(came),
             claimed: claimed.map(came),
@@ -92,6 +125,10 @@ impl Arrivals {
                 .filter(counts)
                 .map(|at| clocks.past(at, CONTEST_LASTS + longest)),
             first,
+            lost: lost.filter(remembered).map(|lost| Lost {
+                at: clocks.past(lost.at, lost.apart + APART_LAST),
+                ..lost
+            }),
         }
     }
 }

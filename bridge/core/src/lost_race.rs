@@ -456,6 +456,9 @@ impl Transition {
             claim: claim.clone(),
             unit: unit.clone(),
         });
+        if reason == TaintReason::Counted {
+            self.note_lost_race();
+        }
         let since = self.now.uptime;
         let stage = Stage::Evicts {
             unit,

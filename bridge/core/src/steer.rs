@@ -24,6 +24,9 @@ use crate::settings::{Face, Mode};
 
 /// The first turn lasts this long.
 const TURN_FIRST: Duration = Duration::from_secs(1);
+/// After counted pods ended the rest what is left is shared this soon: all of a burst are bound by then, and later
+/// than it takes to rest again where nobody else came.
+const SHARE_AFTER: Duration = Duration::from_millis(600);
 /// Turns double up to this while nobody takes anything.
 const TURN_LAST: Duration = Duration::from_secs(30);
 /// Turns go by fours: two that share by weight, one that gathers all for counted pods, one for claims.
@@ -175,7 +178,7 @@ impl Pool {
             .collect()
     }
 
-    /// When it is quiet if nobody comes any more, where so many units are free.
+    /// When free units may rest if nobody comes any more, where so many are free.
     fn quiet_at(&self, free: usize) -> Duration {
         let is_scarce = free <= self.ledger.units.len().div_ceil(2);
         let arrivals = &self.seen.motion.arrivals;
@@ -233,6 +236,11 @@ impl Transition {
         if let Some(turn) = &mut motion.turn {
             turn.taken = true;
         }
+    }
+
+    /// Notes that a claim lost a unit to a counted pod.
+    pub(crate) fn note_lost_race(&mut self) {
+        self.pool.seen.motion.arrivals.lose(self.now.uptime);
     }
 
     /// Decides for every free unit where it is offered.
@@ -348,8 +356,10 @@ impl Transition {
         motion.wake_at = None;
     }
 
-    /// The first arrival ends the rest: as many units as counted pods in flight need stay counted, from the tail;
-    /// the others are halved, the odd one to the kind that came, as far as the limits let both show their half.
+    /// The first arrival ends the rest. Of what rests a claim leaves half to counted pods, beside what those in flight
+    /// need, as far as the limits let both show their half. A counted pod leaves nothing to claims at first: counted
+    /// pods of one burst are bound before the first of them is seen, so lowering the count comes too late, while claims
+    /// are allocated later than taints can be written. What is left is shared [`SHARE_AFTER`].
     fn split_what_rests(&mut self) {
         let Some(face) = self.pool.seen.motion.arrivals.take() else {
             return;
@@ -371,14 +381,17 @@ impl Transition {
         for unit in rest.split_off(rest.len() - need) {
             self.set_side(&unit, Side::Legacy);
         }
-        let half = match face {
-            Face::Legacy => rest.len().div_ceil(2),
+        let share = match face {
+            Face::Legacy => rest.len(),
             Face::Dra => rest.len() / 2,
         };
-        let counted_half =
-            self.pool
-                .share_within_limits(half, rest.len(), counted + need, claimable);
-        for unit in rest.split_off(rest.len() - counted_half) {
+        if face == Face::Legacy && !rest.is_empty() {
+            self.share_soon();
+        }
+        let share = self
+            .pool
+            .share_within_limits(share, rest.len(), counted + need, claimable);
+        for unit in rest.split_off(rest.len() - share) {
             self.set_side(&unit, Side::Legacy);
         }
         for unit in rest {
@@ -518,6 +531,16 @@ impl Transition {
         let all = counted + claimable;
         let want = self.pool.share_within_limits(counted, all, 0, 0);
         self.share_out(dwelt, want, counted)
+    }
+
+    /// Lets the first turn end soon.
+    fn share_soon(&mut self) {
+        self.pool.seen.motion.turn = Some(Turn {
+            number: 0,
+            length: TURN_FIRST,
+            ends: self.now.uptime + SHARE_AFTER,
+            taken: true,
+        });
     }
 
     /// While things keep arriving, what is free is shared by weight, and every second pair of turns gathers all of

@@ -48,7 +48,7 @@ fn a_daemon_that_leaves_is_clear_once_the_lowered_count_has_settled() {
 #[test]
 fn a_daemon_that_leaves_serves_the_pods_that_are_on_their_way_first() {
     let mut daemon = busy();
-    check(&daemon, &expect!["yyLLLLBB count 6"]);
+    check(&daemon, &expect!["LLLLLLBB count 8"]);
     daemon.act(Transition::leave);
     assert_eq!(
         daemon.pool.offers().count,

@@ -60,7 +60,7 @@ fn nothing_moves_while_nobody_waits() {
     let mut daemon = resting(4);
     see_waiting(&mut daemon, &[]);
     busy(&mut daemon, CALM);
-    check(&daemon, &expect!["DDLL count 2"]);
+    check(&daemon, &expect!["LLLL count 4"]);
     let ledger = daemon.pool.ledger().clone();
     busy(&mut daemon, Duration::from_secs(20));
     assert_eq!(*daemon.pool.ledger(), ledger, "no turn comes");
@@ -75,7 +75,7 @@ fn a_counted_pod_that_waits_gets_what_it_lacks_from_the_claims_side_at_once() {
     busy(&mut daemon, CALM);
     see_waiting(&mut daemon, &[waiting("a", "c3", 0)]);
     busy(&mut daemon, Duration::from_millis(500));
-    check(&daemon, &expect!["DLLL count 3"]);
+    check(&daemon, &expect!["LLLL count 4"]);
 }
 
 #[test]

@@ -100,17 +100,62 @@ fn what_is_idle_rests_on_both_sides_and_then_nothing_is_written() {
 }
 
 #[test]
-fn the_first_counted_pod_ends_the_rest_and_the_odd_unit_is_counted() {
+fn the_first_counted_pod_keeps_all_that_rests_from_claims() {
     let mut daemon = resting(8);
     daemon.see_pods(&[in_flight("a", 1)]);
-    // One stays for the pod, from the tail; of the seven others four are counted.
-    check(&daemon, &expect!["yyyLLLLL count 5"]);
-    show_count(&mut daemon);
+    check(&daemon, &expect!["LLLLLLLL count 8"]);
     daemon.granted("GPU-7", &listing(&[]));
     daemon.see_pods(&[live("a", 1)]);
     daemon.list(&listing(&[("a", &["GPU-7"])]));
     pass(&mut daemon, CALM);
     check(&daemon, &expect!["RRRRRRRB count 8"]);
+}
+
+#[test]
+fn what_a_burst_of_counted_pods_left_is_shared_as_soon_as_all_of_it_is_bound() {
+    let mut daemon = resting(8);
+    daemon.see_pods(&[in_flight("a", 4)]);
+    for unit in ["GPU-7", "GPU-6", "GPU-5", "GPU-4"] {
+        daemon.granted(unit, &listing(&[]));
+    }
+    daemon.list(&listing(&[("a", &["GPU-4", "GPU-5", "GPU-6", "GPU-7"])]));
+    daemon.see_pods(&[live("a", 4)]);
+    check(&daemon, &expect!["LLLLBBBB count 8"]);
+    pass(&mut daemon, CALM);
+    check(&daemon, &expect!["DDLLBBBB count 6"]);
+}
+
+/// Counted pods took all GPUs of two claims.
+fn lost_race(daemon: &mut Daemon) {
+    daemon.see_claims(&[
+        allocated("claim-a", &["gpu-0"], &["pod-a"]),
+        allocated("claim-b", &["gpu-1"], &["pod-b"]),
+    ]);
+    daemon.see_pods(&[in_flight("c", 2)]);
+    daemon.granted("GPU-0", &listing(&[]));
+    daemon.granted("GPU-1", &listing(&[]));
+    daemon.list(&listing(&[("c", &["GPU-0", "GPU-1"])]));
+    daemon.see_pods(&[live("c", 2)]);
+    daemon.see_claims(&[]);
+    daemon.see_pods(&[]);
+    daemon.list(&listing(&[]));
+    daemon.list(&listing(&[]));
+}
+
+#[test]
+fn after_a_lost_race_nothing_is_on_both_sides_for_a_while_and_after_the_next_for_longer() {
+    const QUARTER: Duration = Duration::from_secs(15 * 60);
+    let mut daemon = resting(2);
+    for apart in [QUARTER, QUARTER * 2] {
+        lost_race(&mut daemon);
+        pass(&mut daemon, LONG_CALM);
+        daemon.uptime += apart - LONG_CALM * 2;
+        pass(&mut daemon, CALM);
+        let shown = sides(&daemon);
+        assert!(!shown.contains('R'), "{shown} before {apart:?} are over");
+        pass(&mut daemon, LONG_CALM * 2);
+        check(&daemon, &expect!["RR count 2"]);
+    }
 }
 
 #[test]
@@ -205,7 +250,7 @@ fn a_pod_that_was_given_its_unit_does_not_count_twice_until_it_is_listed() {
     daemon.see_pods(&[in_flight("a", 1), in_flight("b", 1)]);
     check(&daemon, &expect!["rrG count 2"]);
     let side = |at: usize| daemon.pool.ledger().in_order()[at].1.side;
-    assert_eq!((side(0), side(1)), (Side::Yielding, Side::Legacy));
+    assert_eq!((side(0), side(1)), (Side::Lowering, Side::Legacy));
 }
 
 #[test]
@@ -381,7 +426,7 @@ fn half_of_a_node_or_less_rests_only_after_a_longer_quiet() {
     daemon.see_pods(&[live("a", 1)]);
     daemon.list(&listing(&[("a", &["GPU-1"])]));
     pass(&mut daemon, CALM);
-    check(&daemon, &expect!["lB count 1"]);
+    check(&daemon, &expect!["DB count 1"]);
     pass(&mut daemon, Duration::from_secs(2));
     check(&daemon, &expect!["RB count 2"]);
 }
