@@ -20,6 +20,7 @@ mod containerd;
 mod demand;
 mod demo;
 mod experiments;
+mod large;
 mod lifetimes;
 mod lost_race;
 mod objects;

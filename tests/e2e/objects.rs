@@ -148,9 +148,14 @@ fn container(name: &str, resources: &Value) -> Value {
     json!({"name": name, "image": "test.example/app:1", "imagePullPolicy": "IfNotPresent", "resources": resources})
 }
 
-fn claim_spec(count: u32) -> Value {
-    json!({"devices": {"requests": [{"name": "gpu", "exactly": {
-        "deviceClassName": "gpu.nvidia.com", "allocationMode": "ExactCount", "count": count}}]}})
+/// For a claim to so many GPUs; `None`: to all.
+fn claim_spec(count: Option<u32>) -> Value {
+    let mut request = json!({"deviceClassName": "gpu.nvidia.com", "allocationMode": "All"});
+    if let Some(count) = count {
+        request["allocationMode"] = json!("ExactCount");
+        request["count"] = json!(count);
+    }
+    json!({"devices": {"requests": [{"name": "gpu", "exactly": request}]}})
 }
 
 impl World {
@@ -177,6 +182,14 @@ impl World {
     }
 
     pub async fn create_template(&self, name: &str, count: u32) {
+        self.create_template_for(name, Some(count)).await;
+    }
+
+    pub async fn create_template_of_all(&self, name: &str) {
+        self.create_template_for(name, None).await;
+    }
+
+    async fn create_template_for(&self, name: &str, count: Option<u32>) {
         let template: ResourceClaimTemplate = serde_json::from_value(json!({
             "apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate",
             "metadata": {"name": name}, "spec": {"spec": claim_spec(count)},
@@ -191,7 +204,7 @@ impl World {
     pub async fn create_claim(&self, name: &str, count: u32) {
         let claim: ResourceClaim = serde_json::from_value(json!({
             "apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim",
-            "metadata": {"name": name}, "spec": claim_spec(count),
+            "metadata": {"name": name}, "spec": claim_spec(Some(count)),
         }))
         .expect("a claim");
         self.claims()

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::Node;
 use kube::api::Api;
+use serde_json::Value;
 
 use crate::objects::PodSpec;
 use crate::world::{Setup, World, tick};
@@ -19,15 +20,23 @@ impl World {
     /// Waits until both schedulers see all GPUs: the count in the node's status, and devices without taints.
     pub async fn wait_at_rest(&self, gpus: usize) {
         self.wait_for("everything rests", NEXT, async |world: &Self| {
-            world.status().await["units"]
-                .as_array()
-                .expect("/status has units")
-                .iter()
-                .filter(|unit| unit["side"] == "rest")
-                .count()
-                == gpus
+            world.at_rest().await == gpus
         })
         .await;
+    }
+
+    /// How many units are offered to both.
+    pub async fn at_rest(&self) -> usize {
+        let sides = self.sides().await;
+        sides.iter().filter(|side| *side == "rest").count()
+    }
+
+    /// The side of each unit.
+    pub async fn sides(&self) -> Vec<String> {
+        let status = self.status().await;
+        let units = status["units"].as_array().expect("/status has units");
+        let side = |unit: &Value| unit["side"].as_str().map(str::to_owned);
+        units.iter().filter_map(side).collect()
     }
 
     /// The count in the node's status.
@@ -145,20 +154,44 @@ async fn the_ninth_of_either_kind_starts_when_one_of_the_other_kind_ends() {
 }
 
 #[tokio::test]
-async fn at_rest_nothing_is_written_and_the_node_goes_on_showing_all_gpus() {
+async fn at_rest_nothing_is_written_though_pods_wait_that_can_never_run_here() {
     /// Two ticks of the kubelet, which writes the count by itself each 10 s where it believes another.
     const REST: Duration = Duration::from_secs(22);
     let Some(world) = World::start(Setup::shared(8)).await else {
         return;
     };
+    world.create_template("one", 1).await;
+    world.create_template("nine", 9).await;
     world.wait_at_rest(8).await;
     world.wait_count("8").await;
     let before = world.writes();
     assert!(!before.is_empty(), "the slice was written before");
+    let elsewhere = |pod: PodSpec| pod.selecting("zone", "none");
+    for pod in [
+        PodSpec::counted("counted-too-large", 9),
+        of_claims("claims-too-large", "nine"),
+        elsewhere(PodSpec::counted("counted-elsewhere", 1)),
+        elsewhere(of_claims("claim-elsewhere", "one")),
+    ] {
+        world.create(pod).await;
+    }
+    let waiting = [
+        "counted-too-large",
+        "claims-too-large",
+        "counted-elsewhere",
+        "claim-elsewhere",
+    ];
+    for pod in waiting {
+        world.wait_unschedulable(pod).await;
+    }
     let since = Instant::now();
     while since.elapsed() < REST {
         assert_eq!(world.count().await.as_deref(), Some("8"));
+        assert_eq!(world.at_rest().await, 8);
         tick().await;
+    }
+    for pod in waiting {
+        assert_eq!(world.phase(pod).await.as_deref(), Some("Pending"), "{pod}");
     }
     let after = world.writes();
     assert_eq!(after.len(), before.len(), "{:?}", &after[before.len()..]);

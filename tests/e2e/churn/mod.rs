@@ -14,6 +14,8 @@ mod seen;
 mod table;
 mod trace;
 
+pub use life::now;
+
 use crate::churn::load::Load;
 use crate::churn::program::{Daemon, run};
 use crate::churn::row::{Evidence, Row};
