@@ -4,6 +4,7 @@
 //! tests; `make churn` and `make churn-long` measure. See tests/bench/README.md.
 
 mod audit;
+mod bursts;
 mod dice;
 mod driver;
 mod life;
