@@ -52,6 +52,8 @@ pub(crate) struct Motion {
     /// Since when a unit is dark.
     dark_since: BTreeMap<UnitId, Duration>,
     turn: Option<Turn>,
+    /// Until then pods may come that were scheduled while everything rested, since a counted pod ended the rest.
+    burst_ends: Option<Duration>,
     waiting: Waiting,
     wake_at: Option<Duration>,
     /// The daemon was told to stop, and wants no higher count than this any more.
@@ -94,6 +96,7 @@ impl Motion {
         self.withdrawn_since.clear();
         self.dark_since.clear();
         self.turn = None;
+        self.burst_ends = None;
         self.wake_at = None;
     }
 
@@ -245,7 +248,7 @@ impl Transition {
 
     /// Decides for every free unit where it is offered.
     pub(crate) fn steer(&mut self) {
-        self.note_arrivals();
+        let claimed = self.note_arrivals();
         self.note_free();
         self.watch_the_way_out();
         self.note_promised();
@@ -263,6 +266,9 @@ impl Transition {
             }
         }
         self.split_what_rests();
+        if claimed {
+            self.hold_back();
+        }
         self.call_off();
         self.keep_promises();
         self.settle_moves();
@@ -270,8 +276,8 @@ impl Transition {
         self.set_wake();
     }
 
-    /// Counted pods that were bound, and claims that were allocated, since the last look.
-    fn note_arrivals(&mut self) {
+    /// Counted pods that were bound, and claims that were allocated, since the last look. Whether there was a claim.
+    fn note_arrivals(&mut self) -> bool {
         let seen = &self.pool.seen;
         let pods: BTreeSet<PodUid> = seen
             .pods
@@ -303,6 +309,7 @@ impl Transition {
         if claimed {
             self.arrive(Face::Dra);
         }
+        claimed
     }
 
     fn note_free(&mut self) {
@@ -396,6 +403,41 @@ impl Transition {
         }
         for unit in rest {
             self.set_side(&unit, Side::Yielding);
+        }
+    }
+
+    /// Lets the first turn end soon.
+    fn share_soon(&mut self) {
+        let ends = self.now.uptime + SHARE_AFTER;
+        let motion = &mut self.pool.seen.motion;
+        motion.burst_ends = Some(ends);
+        motion.turn = Some(Turn {
+            number: 0,
+            length: TURN_FIRST,
+            ends,
+            taken: true,
+        });
+    }
+
+    /// A claim in the burst that a counted pod began: more of both kinds may be on the way, so counted pods get no more
+    /// than those need that are bound already, until what is left is shared.
+    fn hold_back(&mut self) {
+        let now = self.now.uptime;
+        if self
+            .pool
+            .seen
+            .motion
+            .burst_ends
+            .is_none_or(|ends| ends <= now)
+        {
+            return;
+        }
+        let free = self.pool.free_units();
+        let counted = on(&free, Side::Legacy);
+        let due = usize::try_from(self.pool.counted_in_flight()).unwrap_or(usize::MAX);
+        let spare = counted.len().saturating_sub(due);
+        for unit in counted.into_iter().take(spare) {
+            self.set_side(unit, Side::Lowering);
         }
     }
 
@@ -531,16 +573,6 @@ impl Transition {
         let all = counted + claimable;
         let want = self.pool.share_within_limits(counted, all, 0, 0);
         self.share_out(dwelt, want, counted)
-    }
-
-    /// Lets the first turn end soon.
-    fn share_soon(&mut self) {
-        self.pool.seen.motion.turn = Some(Turn {
-            number: 0,
-            length: TURN_FIRST,
-            ends: self.now.uptime + SHARE_AFTER,
-            taken: true,
-        });
     }
 
     /// While things keep arriving, what is free is shared by weight, and every second pair of turns gathers all of

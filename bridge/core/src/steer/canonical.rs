@@ -27,6 +27,7 @@ impl Motion {
             withdrawn_since,
             dark_since,
             turn,
+            burst_ends,
             waiting,
             wake_at: _, // found anew by each transition, for the arbiter alone
             leaving,
@@ -46,6 +47,7 @@ impl Motion {
             withdrawn_since: BTreeMap::new(),
             dark_since: BTreeMap::new(),
             turn: None,
+            burst_ends: None,
             waiting: Waiting::default(),
             wake_at: None,
             leaving,
@@ -65,6 +67,7 @@ impl Motion {
                     ends: clocks.to_come(turn.ends),
                     ..turn
                 }),
+                burst_ends: burst_ends.and_then(|ends| clocks.yet_to_come(ends)),
                 waiting: waiting.canonical(clocks),
                 ..standing
             },

@@ -125,6 +125,27 @@ fn what_a_burst_of_counted_pods_left_is_shared_as_soon_as_all_of_it_is_bound() {
     check(&daemon, &expect!["DDLLBBBB count 6"]);
 }
 
+#[test]
+fn a_claim_in_a_burst_of_counted_pods_keeps_back_what_none_of_them_is_bound_for() {
+    let mut daemon = resting(8);
+    daemon.see_pods(&[in_flight("a", 2)]);
+    daemon.uptime += Duration::from_millis(50);
+    daemon.see_claims(&[allocated("claim-a", &["gpu-0"], &["pod-a"])]);
+    check(&daemon, &expect!["rlllllLL count 2"]);
+    // One that was scheduled before is bound, and gets its unit.
+    daemon.see_pods(&[in_flight("a", 2), in_flight("b", 1)]);
+    check(&daemon, &expect!["rllllLLL count 3"]);
+    // Later ones share.
+    show_count(&mut daemon);
+    for unit in ["GPU-7", "GPU-6", "GPU-5"] {
+        daemon.granted(unit, &listing(&[]));
+    }
+    daemon.list(&listing(&[("a", &["GPU-6", "GPU-7"]), ("b", &["GPU-5"])]));
+    daemon.see_pods(&[live("a", 2), live("b", 1)]);
+    pass(&mut daemon, CALM);
+    check(&daemon, &expect!["rDDLLBBB count 5"]);
+}
+
 /// Counted pods took all GPUs of two claims.
 fn lost_race(daemon: &mut Daemon) {
     daemon.see_claims(&[
