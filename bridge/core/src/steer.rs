@@ -24,8 +24,7 @@ use crate::settings::{Face, Mode};
 
 /// The first turn lasts this long.
 const TURN_FIRST: Duration = Duration::from_secs(1);
-/// After counted pods ended the rest what is left is shared this soon: all of a burst are bound by then, and later
-/// than it takes to rest again where nobody else came.
+/// So long after a counted pod ended the rest what is left is shared, or rests again: all of a burst are bound by then.
 const SHARE_AFTER: Duration = Duration::from_millis(600);
 /// Turns double up to this while nobody takes anything.
 const TURN_LAST: Duration = Duration::from_secs(30);
@@ -545,7 +544,8 @@ impl Transition {
             .into_iter()
             .filter(|(unit, _)| has_dwelt(unit))
             .collect();
-        let quiet = now >= quiet_at && self.pool.counted_in_flight() == 0;
+        let is_burst_over = motion.burst_ends.is_none_or(|ends| ends <= now);
+        let quiet = now >= quiet_at && is_burst_over && self.pool.counted_in_flight() == 0;
         if moves {
             return;
         }

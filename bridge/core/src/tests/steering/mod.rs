@@ -126,6 +126,20 @@ fn what_a_burst_of_counted_pods_left_is_shared_as_soon_as_all_of_it_is_bound() {
 }
 
 #[test]
+fn a_burst_of_counted_pods_that_stops_short_does_not_let_the_waiting_claims_in() {
+    let mut daemon = resting(8);
+    daemon.see_pods(&[in_flight("a", 1)]);
+    daemon.granted("GPU-7", &listing(&[]));
+    daemon.see_pods(&[live("a", 1)]);
+    daemon.list(&listing(&[("a", &["GPU-7"])]));
+    // The quiet time alone is over.
+    pass(&mut daemon, Duration::from_millis(500));
+    check(&daemon, &expect!["LLLLLLLB count 8"]);
+    pass(&mut daemon, Duration::from_millis(200));
+    check(&daemon, &expect!["RRRRRRRB count 8"]);
+}
+
+#[test]
 fn a_claim_in_a_burst_of_counted_pods_keeps_back_what_none_of_them_is_bound_for() {
     let mut daemon = resting(8);
     daemon.see_pods(&[in_flight("a", 2)]);
