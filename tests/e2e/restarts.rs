@@ -1,4 +1,4 @@
-//! Kubelet, node and etcd start anew, while pods of both kinds run.
+//! Kubelet, node, etcd and API server start anew, while pods of both kinds run.
 
 use std::fs;
 use std::time::Duration;
@@ -90,4 +90,87 @@ async fn what_runs_outlasts_restarts_of_kubelet_node_and_etcd_and_is_never_doubl
     }
     world.wait_all_free().await;
     assert!(world.record().doubles().is_empty());
+}
+
+/// The phases of all holds, in order.
+async fn phases(world: &World) -> Vec<String> {
+    let status = world.status().await;
+    let units = status["units"].as_array().expect("/status has units");
+    let holds = units
+        .iter()
+        .flat_map(|unit| unit["holds"].as_array().into_iter().flatten());
+    let mut phases: Vec<String> = holds
+        .map(|hold| hold["phase"].as_str().expect("a phase").to_owned())
+        .collect();
+    phases.sort();
+    phases
+}
+
+async fn wait_phases(world: &World, expected: &[&str]) {
+    let what = format!("the holds are {expected:?}");
+    world
+        .wait_for(&what, ANEW, async |world| {
+            world.get("/status").await.is_some() && phases(world).await == expected
+        })
+        .await;
+}
+
+#[tokio::test]
+async fn while_the_api_server_is_away_gpus_are_given_back_and_out_and_the_daemon_may_start_anew() {
+    let Some(mut world) = World::start(Setup::split(2, 2).impatient()).await else {
+        return;
+    };
+    world.create_template("one", 1).await;
+    let pods = |name: &str| {
+        let counted = PodSpec::counted(&format!("counted-{name}"), 1);
+        (
+            counted,
+            PodSpec::from_template(&format!("claim-{name}"), "one", &["main"]),
+        )
+    };
+    let (counted, claimant) = pods("long");
+    world.create(counted).await;
+    world.create(claimant).await;
+    let (counted, claimant) = pods("short");
+    world.create(counted.env("FAKE_RUN_MS", "10000")).await;
+    world.create(claimant.env("FAKE_RUN_MS", "10000")).await;
+    for pod in ["counted-long", "claim-long", "counted-short", "claim-short"] {
+        world.wait_running(pod).await;
+    }
+    let ended = world.gpus_of("counted-short").await.remove(0);
+    wait_phases(&world, &["Bound", "Bound", "Prepared", "Prepared"]).await;
+    world.control("stop kube-apiserver KILL");
+
+    // The kubelet gives both back by itself; whether the claim is still allocated nobody can say.
+    wait_phases(&world, &["Bound", "Prepared", "Reserved"]).await;
+    world.kill_daemon();
+    world.spawn_daemon();
+    wait_phases(&world, &["Bound", "Prepared", "Reserved"]).await;
+    world
+        .wait_for(
+            "a free GPU is given out from the ledger alone",
+            ANEW,
+            async |world| world.allocate(&ended).await.is_ok(),
+        )
+        .await;
+    wait_phases(&world, &["Bound", "Granted", "Prepared", "Reserved"]).await;
+    // No pod here can have asked, which the kubelet says.
+    wait_phases(&world, &["Bound", "Prepared", "Reserved"]).await;
+
+    world.control("start kube-apiserver");
+    // By themselves these two come back after half a minute or more.
+    world.control("restart kube-scheduler KILL");
+    world.control("restart kube-controller-manager KILL");
+    world.wait_ready().await;
+    let (counted, claimant) = pods("late");
+    world.create(counted).await;
+    world.create(claimant).await;
+    for pod in ["counted-late", "claim-late"] {
+        world.wait_running(pod).await;
+    }
+    assert!(world.record().doubles().is_empty());
+    for pod in ["counted-long", "claim-long", "counted-late", "claim-late"] {
+        world.delete(pod).await;
+    }
+    world.wait_all_free().await;
 }
