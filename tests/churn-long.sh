@@ -13,9 +13,9 @@ kept=tests/bench/churn
 seeds=${SEEDS:-1 2 3}
 share=${SHARE:-100}
 
-# 1,000 pods a seed for the goal, and beside them both kinds at once for the
-# last free GPU. The stand-ins do not come back after a restart of the kubelet.
-bridge="high:400 mid:250 burst:180 restarts:170 one:40 eight:80"
+# 1,000 pods a seed for the goal, and beside them what it is not for. The
+# stand-ins do not come back after a restart of the kubelet.
+bridge="high:400 mid:250 burst:180 restarts:170 volley:120 kills:100 one:40 eight:80"
 stand_ins="high:200 mid:125 burst:96"
 
 cargo test -q -p gpu-bridge --test e2e --no-run

@@ -273,6 +273,17 @@ impl World {
         assert!(status.success(), "the daemon ended with {status}");
     }
 
+    /// Whether a daemon that was told to stop has stopped; then another one may be started.
+    pub fn has_left(&mut self) -> bool {
+        let daemon = self.daemon.as_mut().expect("the daemon was started");
+        let Some(status) = daemon.child.try_wait().expect("its state can be asked") else {
+            return false;
+        };
+        assert!(status.success(), "the daemon ended with {status}");
+        self.daemon = None;
+        true
+    }
+
     /// Waits until /readyz says yes.
     pub async fn wait_ready(&mut self) {
         let deadline = Instant::now() + READY_LIMIT;

@@ -82,6 +82,8 @@ enum Blow {
     At(Duration),
     /// The kubelet's new start is waited for.
     Kubelet(Child, Duration),
+    /// The daemon was told to stop.
+    Leaving(Duration),
     /// The daemon is waited for, since then.
     Daemon(Duration),
 }
@@ -98,7 +100,7 @@ impl<'a> Driver<'a> {
         let mut dice = Dice::new(seed, 0);
         let blow = match load.blows {
             Blows::None => Blow::Never,
-            Blows::Restarts => Blow::At(now + dice.between(BLOW_PAUSE)),
+            Blows::Restarts | Blows::Kills => Blow::At(now + dice.between(BLOW_PAUSE)),
         };
         Self {
             world,
@@ -408,6 +410,13 @@ impl<'a> Driver<'a> {
                 }
                 self.world.is_ready().await
             }
+            Blow::Leaving(since) => {
+                assert!(
+                    at.saturating_sub(*since) < BLOW_LIMIT,
+                    "the daemon does not stop"
+                );
+                self.world.has_left()
+            }
             Blow::Daemon(since) => {
                 assert!(
                     at.saturating_sub(*since) < BLOW_LIMIT,
@@ -416,20 +425,31 @@ impl<'a> Driver<'a> {
                 self.world.is_ready().await
             }
         };
-        if over {
-            self.blow = Blow::At(now() + self.dice.between(BLOW_PAUSE));
-        } else if let Blow::Kubelet(_, since) = self.blow {
-            self.blow = Blow::Daemon(since);
-        }
+        self.blow = match (std::mem::replace(&mut self.blow, Blow::Never), over) {
+            (Blow::Leaving(since), true) => {
+                self.world.spawn_daemon();
+                Blow::Daemon(since)
+            }
+            (Blow::Kubelet(_, since), false) => Blow::Daemon(since),
+            (blow, false) => blow,
+            (_, true) => Blow::At(now() + self.dice.between(BLOW_PAUSE)),
+        };
     }
 
     fn strike(&mut self) -> Blow {
-        if self.dice.below(2) == 0 {
+        let is_kill = self.load.blows == Blows::Kills;
+        if self.dice.below(2) == 1 {
+            let signal = if is_kill { "KILL" } else { "TERM" };
+            let command = format!("restart kubelet {signal}");
+            return Blow::Kubelet(self.world.begin_control(&command), now());
+        }
+        if is_kill {
             self.world.kill_daemon();
             self.world.spawn_daemon();
             Blow::Daemon(now())
         } else {
-            Blow::Kubelet(self.world.begin_control("restart kubelet KILL"), now())
+            self.world.signal_daemon("TERM");
+            Blow::Leaving(now())
         }
     }
 }

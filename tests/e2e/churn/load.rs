@@ -70,8 +70,10 @@ pub enum Made {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Blows {
     None,
-    /// The daemon is killed, or the kubelet, and comes back.
+    /// The daemon is told to stop, or the kubelet, and comes back.
     Restarts,
+    /// The same with SIGKILL: nobody could lower the count before.
+    Kills,
 }
 
 /// Who replaces a pod that failed or was evicted.
@@ -101,6 +103,8 @@ pub struct Load {
     pub early_per_mille: u64,
     pub successors: Successors,
     pub blows: Blows,
+    /// The goal of `tests/bench/README.md` is for it.
+    pub has_goal: bool,
 }
 
 const fn ms(from: u64, to: u64) -> (Duration, Duration) {
@@ -118,17 +122,19 @@ const HIGH: Load = Load {
     early_per_mille: 20,
     successors: Successors::None,
     blows: Blows::None,
+    has_goal: true,
 };
 
 const MIXED_SIZES: &[(u32, u64)] = &[(1, 60), (2, 20), (4, 12), (8, 8)];
 
 /// Every load, in the order of tables.
-pub const LOADS: [Load; 8] = [
+pub const LOADS: [Load; 9] = [
     HIGH,
     Load {
         name: "large",
         arrivals: Arrivals::Stream(Duration::from_secs(1)),
         sizes: MIXED_SIZES,
+        has_goal: false,
         ..HIGH
     },
     Load {
@@ -160,6 +166,7 @@ pub const LOADS: [Load; 8] = [
         sizes: &[(1, 1)],
         lives: ms(10_000, 12_000),
         early_per_mille: 0,
+        has_goal: false,
         ..HIGH
     },
     Load {
@@ -174,6 +181,7 @@ pub const LOADS: [Load; 8] = [
         forced_per_mille: 0,
         early_per_mille: 0,
         successors: Successors::Made,
+        has_goal: false,
         ..HIGH
     },
     Load {
@@ -187,11 +195,18 @@ pub const LOADS: [Load; 8] = [
         forced_per_mille: 0,
         early_per_mille: 0,
         successors: Successors::Made,
+        has_goal: false,
         ..HIGH
     },
     Load {
         name: "restarts",
         blows: Blows::Restarts,
+        ..HIGH
+    },
+    Load {
+        name: "kills",
+        blows: Blows::Kills,
+        has_goal: false,
         ..HIGH
     },
 ];

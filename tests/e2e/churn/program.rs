@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::driver::Driver;
-use super::load::{Blows, Load, Successors};
+use super::load::{Blows, LOADS, Load};
 use super::row::{Evidence, Row};
 use super::{table, trace};
 use crate::standin::StandIns;
@@ -163,23 +163,21 @@ fn report(rows: &[Row]) -> String {
     ];
     lines.extend(rows.iter().map(table::line));
     lines.push(String::new());
-    let at_once = |row: &Row| Load::named(&row.load).successors == Successors::Made;
-    let groups: [(&str, Daemon, bool); 3] = [
-        ("The bridge", Daemon::Bridge, false),
-        (
-            "The bridge, both kinds at once for the last free GPUs",
-            Daemon::Bridge,
-            true,
-        ),
-        ("Two stand-ins", Daemon::StandIns, false),
-    ];
-    for (what, daemon, is_at_once) in groups {
-        let its: Vec<&Row> = rows
-            .iter()
-            .filter(|row| row.daemon == daemon.word() && at_once(row) == is_at_once)
+    let of = |daemon: Daemon| rows.iter().filter(move |row| row.daemon == daemon.word());
+    let has_goal = |row: &&Row| Load::named(&row.load).has_goal;
+    let judged: Vec<&Row> = of(Daemon::Bridge).filter(has_goal).collect();
+    lines.push(format!("- {}", table::verdict("The bridge", &judged)));
+    for load in LOADS.iter().filter(|load| !load.has_goal) {
+        let its: Vec<&Row> = of(Daemon::Bridge)
+            .filter(|row| row.load == load.name)
             .collect();
-        lines.push(format!("- {}", table::verdict(what, &its)));
+        if !its.is_empty() {
+            let what = format!("The bridge, `{}` alone", load.name);
+            lines.push(format!("- {}", table::verdict(&what, &its)));
+        }
     }
+    let others: Vec<&Row> = of(Daemon::StandIns).collect();
+    lines.push(format!("- {}", table::verdict("Two stand-ins", &others)));
     lines.join("\n") + "\n"
 }
 
