@@ -201,6 +201,7 @@ pub const LOADS: [Load; 9] = [
     Load {
         name: "restarts",
         blows: Blows::Restarts,
+        has_goal: false,
         ..HIGH
     },
     Load {
