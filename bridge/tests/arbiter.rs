@@ -7,15 +7,16 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use bridge_core::{
-    Claims, Gpu, Inventory, Ledger, Listing, PodSource, Pods, Pool, Processes, Settings, Side,
-    UnitId, UnitProcesses,
+    AllocateRequest, Claims, DeviceId, Gpu, Inventory, Ledger, Listing, Mode, Patience, PodSource,
+    Pods, Pool, Processes, Settings, Side, UnitId, UnitProcesses,
 };
-use gpu_bridge::arbiter::{Arbiter, Handle, Observation, ProcessProbe};
+use gpu_bridge::arbiter::{AllocateReply, Arbiter, Handle, Observation, ProcessProbe};
 use gpu_bridge::cdi::{CdiFiles, Roots};
 use gpu_bridge::store::{BootId, Store};
 use testkit::eventually;
@@ -38,10 +39,30 @@ fn gpu(number: u32) -> Gpu {
     }
 }
 
-/// Two idle GPUs that nobody holds, on a node whose count can be changed: they will rest in half a second.
-async fn about_to_rest(handle: &Handle) {
+/// An arbiter of an empty ledger in `state`, which asks for the processes of up to eight GPUs and finds none.
+fn arbiter(folder: &Path, settings: Settings, asked: &Arc<AtomicUsize>) -> (Arbiter, Handle) {
+    let (store, _) = Store::open(&folder.join("state"), BootId::unknown()).unwrap();
+    let roots = Roots {
+        dev_root: folder.to_owned(),
+    };
+    let cdi = CdiFiles::new(folder.join("cdi"), roots);
+    let counter = Arc::clone(asked);
+    let probe: ProcessProbe = Arc::new(move || {
+        counter.fetch_add(1, Ordering::Relaxed);
+        let units: BTreeMap<_, _> = (0..8)
+            .map(|number| (gpu(number).uuid, UnitProcesses::Known(Vec::new())))
+            .collect();
+        Box::pin(async move { Processes { units } })
+    });
+    let pool = Pool::restored(Ledger::default(), settings);
+    Arbiter::new(pool, Arc::new(store), Arc::new(cdi), probe, Instant::now())
+}
+
+/// So many idle GPUs that nobody holds, on a node whose count can be changed: they will rest in half a second, where
+/// they may.
+async fn about_to_rest(handle: &Handle, gpus: u32) {
     let idle = [
-        Observation::Inventory(Inventory::Seen(vec![gpu(0), gpu(1)])),
+        Observation::Inventory(Inventory::Seen((0..gpus).map(gpu).collect())),
         Observation::Pods(Some(Pods {
             source: PodSource::Api,
             pods: Vec::new(),
@@ -61,25 +82,10 @@ async fn a_move_that_can_not_be_saved_is_tried_again_at_leisure_and_made_in_the_
     const LEISURE: usize = 4;
     let folder = tempfile::tempdir().unwrap();
     let state = folder.path().join("state");
-    let (store, _) = Store::open(&state, BootId::unknown()).unwrap();
-    let roots = Roots {
-        dev_root: folder.path().to_owned(),
-    };
-    let cdi = CdiFiles::new(folder.path().join("cdi"), roots);
     let asked = Arc::new(AtomicUsize::new(0));
-    let counter = Arc::clone(&asked);
-    let probe: ProcessProbe = Arc::new(move || {
-        counter.fetch_add(1, Ordering::Relaxed);
-        let units: BTreeMap<_, _> = (0..2)
-            .map(|number| (gpu(number).uuid, UnitProcesses::Known(Vec::new())))
-            .collect();
-        Box::pin(async move { Processes { units } })
-    });
-    let pool = Pool::restored(Ledger::default(), Settings::default());
-    let (arbiter, handle) =
-        Arbiter::new(pool, Arc::new(store), Arc::new(cdi), probe, Instant::now());
+    let (arbiter, handle) = arbiter(folder.path(), Settings::default(), &asked);
     let running = tokio::spawn(arbiter.run());
-    about_to_rest(&handle).await;
+    about_to_rest(&handle, 2).await;
 
     // The folder can't be written any more: a file has taken its place.
     let aside = folder.path().join("aside");
@@ -104,6 +110,43 @@ async fn a_move_that_can_not_be_saved_is_tried_again_at_leisure_and_made_in_the_
         status.units.iter().all(|unit| unit.side == Side::Rest)
     })
     .await;
+    drop(handle);
+    running.await.unwrap();
+}
+
+#[tokio::test]
+async fn calls_that_wait_together_are_saved_together() {
+    let folder = tempfile::tempdir().unwrap();
+    let settings = Settings {
+        mode: Mode::Legacy,
+        ..Settings::default()
+    };
+    let (arbiter, handle) = arbiter(folder.path(), settings, &Arc::default());
+    let running = tokio::spawn(arbiter.run());
+    about_to_rest(&handle, 8).await;
+    // Each save has the next generation, and a save is one file and two flushes.
+    let saves = || handle.status().borrow().generation;
+    let allocate = async |number: u32| {
+        let request = AllocateRequest {
+            ids: vec![DeviceId::parse(&format!("GPU-{number}")).unwrap()],
+            patience: Patience::Waits,
+        };
+        let answer = handle.allocate(request, None).await.unwrap();
+        assert!(matches!(answer, AllocateReply::Granted(_)), "{answer:?}");
+    };
+
+    let before = saves();
+    // On one thread all of them have been asked before the arbiter takes the first.
+    futures::future::join_all((0..6).map(&allocate)).await;
+    assert_eq!(saves() - before, 1, "six calls at once");
+
+    let before = saves();
+    allocate(6).await;
+    allocate(7).await;
+    assert_eq!(saves() - before, 2, "two calls, one after the other");
+    let on_disk = fs::read_to_string(folder.path().join("state/ledger.json")).unwrap();
+    let on_disk: serde_json::Value = serde_json::from_str(&on_disk).unwrap();
+    assert_eq!(on_disk["content"]["generation"], saves());
     drop(handle);
     running.await.unwrap();
 }

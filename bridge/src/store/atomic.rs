@@ -39,24 +39,26 @@ pub(crate) fn replace(path: &Path, bytes: &[u8], mode: u32) -> Result<(), Error>
     replace_with(path, bytes, mode, File::sync_all)
 }
 
-/// The same with the last step as a parameter: no file system that tests run on fails there when asked.
+/// The same with flushing as a parameter, that of the file and then that of the folder: no file system that tests run
+/// on fails there when asked.
 pub(crate) fn replace_with(
     path: &Path,
     bytes: &[u8],
     mode: u32,
-    flush_folder: impl FnOnce(&File) -> io::Result<()>,
+    mut flush: impl FnMut(&File) -> io::Result<()>,
 ) -> Result<(), Error> {
     let folder_path = path.parent().unwrap_or_else(|| Path::new("."));
     // Opened first: once the file is renamed, running out of file descriptors must not be the reason for doubt.
     let folder = File::open(folder_path).map_err(during("opening", folder_path))?;
     let unfinished = unfinished(path);
     write_unfinished(&unfinished, bytes, mode)
+        .and_then(|file| flush(&file).map_err(during("flushing", &unfinished)))
         .and_then(|()| put_in_place(&unfinished, path))
         .inspect_err(|_| {
             // Only tidies up: the next write begins by removing it as well.
             drop(std::fs::remove_file(&unfinished));
         })?;
-    flush_folder(&folder).map_err(|source| Error::Replaced {
+    flush(&folder).map_err(|source| Error::Replaced {
         folder: folder_path.to_owned(),
         source,
     })
@@ -69,7 +71,7 @@ fn unfinished(path: &Path) -> PathBuf {
     name.into()
 }
 
-fn write_unfinished(path: &Path, bytes: &[u8], mode: u32) -> Result<(), Error> {
+fn write_unfinished(path: &Path, bytes: &[u8], mode: u32) -> Result<File, Error> {
     // What a crash left behind. A link that somebody put there is removed as well, not followed.
     match std::fs::remove_file(path) {
         Err(source) if source.kind() != io::ErrorKind::NotFound => {
@@ -88,7 +90,7 @@ fn write_unfinished(path: &Path, bytes: &[u8], mode: u32) -> Result<(), Error> {
     file.set_permissions(PermissionsExt::from_mode(mode))
         .map_err(during("setting the mode of", path))?;
     file.write_all(bytes).map_err(during("writing", path))?;
-    file.sync_all().map_err(during("flushing", path))
+    Ok(file)
 }
 
 #[allow(
@@ -107,6 +109,15 @@ pub(crate) fn no_follow() -> i32 {
 fn during(what: &str, path: &Path) -> impl FnOnce(io::Error) -> Error {
     let step = format!("{what} {}", path.display());
     |source| Error::Unchanged { step, source }
+}
+
+/// Flushing on a disk that fails for folders.
+#[cfg(test)]
+pub(super) fn fail_for_folders(file: &File) -> io::Result<()> {
+    if file.metadata()?.is_dir() {
+        return Err(io::Error::other("io"));
+    }
+    file.sync_all()
 }
 
 #[cfg(test)]
@@ -170,9 +181,38 @@ mod tests {
     fn a_folder_that_can_not_be_flushed_leaves_the_new_file_in_doubt() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.json");
-        let error =
-            replace_with(&path, b"new", 0o600, |_| Err(io::Error::other("io"))).unwrap_err();
+        let error = replace_with(&path, b"new", 0o600, fail_for_folders).unwrap_err();
         assert!(matches!(error, Error::Replaced { .. }), "{error:?}");
         assert_eq!(std::fs::read(&path).unwrap(), b"new");
+    }
+
+    #[test]
+    fn a_file_that_can_not_be_flushed_leaves_the_old_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.json");
+        replace(&path, b"old", 0o600).unwrap();
+        let fail = |_: &File| Err(io::Error::other("io"));
+        let error = replace_with(&path, b"new", 0o600, fail).unwrap_err();
+        assert!(matches!(error, Error::Unchanged { .. }), "{error:?}");
+        assert_eq!(std::fs::read(&path).unwrap(), b"old");
+        assert_eq!(names(folder.path()), ["a.json"]);
+    }
+
+    #[test]
+    fn a_save_is_two_flushes_the_file_before_it_is_renamed_and_the_folder_after() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.json");
+        let mut flushed = Vec::new();
+        replace_with(&path, b"new", 0o600, |file| {
+            let kind = file.metadata()?.file_type();
+            flushed.push((kind.is_dir(), names(folder.path())));
+            file.sync_all()
+        })
+        .unwrap();
+        let names = |name: &str| vec![name.to_owned()];
+        assert_eq!(
+            flushed,
+            [(false, names("a.json.tmp")), (true, names("a.json"))]
+        );
     }
 }

@@ -559,7 +559,7 @@ fn a_ledger_that_breaks_its_own_rules_never_reaches_the_disk() {
 fn a_folder_that_was_not_flushed_leaves_doubt() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join(LEDGER_FILE);
-    let outcome = atomic::replace_with(&path, b"new", 0o600, |_| Err(io::Error::other("io")));
+    let outcome = atomic::replace_with(&path, b"new", 0o600, atomic::fail_for_folders);
     let error = told(&path, outcome).unwrap_err();
     assert!(matches!(error, SaveError::Doubtful { .. }), "{error:?}");
 }
