@@ -1,5 +1,5 @@
 # Every target is one line. `make test` is what CI runs; `make demo` is where to start.
-.PHONY: help setup check test demo cluster cluster-down cluster-build e2e e2e-containerd churn churn-long regen
+.PHONY: help setup check test demo cluster cluster-down cluster-build e2e e2e-containerd churn churn-long soak fuzz regen
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' Makefile | expand -t 18
@@ -36,6 +36,12 @@ churn: setup cluster-build ## measure one load: SEED=1 PODS=200 LOAD=high DAEMON
 
 churn-long: setup cluster-build ## measure all loads with three seeds, an hour or so; goes on where it was broken off
 	@tests/churn-long.sh
+
+soak: setup ## churn on one daemon for an hour, no cluster: memory, descriptors, answers; SOAK_SECONDS=3600 SEED=1
+	@cargo test -q -p gpu-bridge --test daemon -- --ignored --exact soak::an_hour_of_churn_leaves_memory_and_descriptors_as_they_were_and_no_call_unanswered --nocapture
+
+fuzz: ## fuzz what is read of others, a minute each: FUZZ_SECONDS=60; needs a nightly compiler and cargo-fuzz, see fuzz/README.md
+	@fuzz/run.sh $${FUZZ_SECONDS:-60}
 
 regen: ## rewrite the Rust of the .proto files and every golden file; read the diff before you commit it
 	UPDATE_PROTO=1 UPDATE_EXPECT=1 cargo test --workspace --lib --test bootstrap --test admin

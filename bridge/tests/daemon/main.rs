@@ -12,6 +12,13 @@
 
 mod adoption;
 mod claims;
+#[path = "../../../tests/e2e/churn/dice.rs"]
+#[allow(
+    dead_code,
+    unreachable_pub,
+    reason = "it belongs to the churn of tests/e2e, which needs more of it"
+)]
+mod dice;
 mod disk;
 mod end;
 mod gpus;
@@ -27,6 +34,7 @@ mod restarts;
 mod rivals;
 mod secrets;
 mod slices;
+mod soak;
 mod start;
 #[path = "../../../tests/testkit/tests/toys/mod.rs"]
 mod toys;

@@ -62,6 +62,12 @@ pub(crate) fn skipped(why: &str) {
     let _ = writeln!(std::io::stderr(), "SKIPPED: {test}: {why}");
 }
 
+/// Tells what a test has measured, in a line that is shown where the output of tests that pass is not, too.
+pub(crate) fn proof(what: &str) {
+    // Nobody is left to tell when standard error is closed.
+    let _ = writeln!(std::io::stderr(), "PROOF {what}");
+}
+
 pub(crate) struct World {
     pub(crate) api: ApiServer,
     pub(crate) node: FakeNode,
@@ -533,6 +539,11 @@ impl World {
     pub(crate) async fn run_counted(&self, name: &str, gpus: u32) {
         let admitted = self.admit_counted(name, gpus).await;
         admitted.unwrap_or_else(|rejection| panic!("{name}: {rejection:?}"));
+        self.runs(name).await;
+    }
+
+    /// The containers of a pod that was admitted start.
+    pub(crate) async fn runs(&self, name: &str) {
         self.kubelet().run(&pod_uid(name)).await.unwrap();
         let running = json!({"status": {"phase": "Running"}});
         self.api.patch("pods", NAMESPACE, name, &running);
@@ -621,9 +632,7 @@ impl World {
         self.admit_claimant(name).await;
         let prepared = self.prepare(name).await;
         prepared.unwrap_or_else(|error| panic!("{name}: {error}"));
-        self.kubelet().run(&pod_uid(name)).await.unwrap();
-        let running = json!({"status": {"phase": "Running"}});
-        self.api.patch("pods", NAMESPACE, name, &running);
+        self.runs(name).await;
     }
 
     /// A pod is deleted and ends well, and its claim with it.
