@@ -69,8 +69,11 @@ enum NodeView {
     /// Nothing since the start: units stay as they are.
     #[default]
     NotYet,
-    /// It can't be seen, or this daemon may not change it.
+    /// A role does not let this daemon see or change it, or the changes fail: it may stay so for good.
     Blind,
+    /// Nothing, because the server can't be reached. Schedulers may go on with what they read before, and send pods for
+    /// every unit that the count of before promised, so units stay as they are.
+    Away,
     /// The watch shows this count.
     Shown(u32),
 }
@@ -83,7 +86,7 @@ impl Motion {
     pub(crate) fn shows_at_most(&self, count: u32) -> bool {
         match self.node {
             NodeView::Shown(shown) => shown <= count,
-            NodeView::NotYet | NodeView::Blind => false,
+            NodeView::NotYet | NodeView::Blind | NodeView::Away => false,
         }
     }
 }
@@ -127,9 +130,14 @@ impl Pool {
         due.into_iter().flatten().min()
     }
 
-    /// Whether free units move: both faces are open, the limits leave room, and the count can be lowered.
+    /// Whether free units move, now or when the server is back: both faces are open, the limits leave room, and the
+    /// count can be lowered.
     pub(crate) fn is_mobile(&self) -> bool {
-        self.may_move() && self.seen.motion.is_node_shown()
+        let moves = match self.seen.motion.node {
+            NodeView::Shown(_) | NodeView::Away => true,
+            NodeView::NotYet | NodeView::Blind => false,
+        };
+        self.may_move() && moves
     }
 
     /// Whether mode and limits let units move.
@@ -219,10 +227,16 @@ impl Pool {
 }
 
 impl Transition {
-    /// Takes what the own Node shows as the count of the resource. `None`: it can't be seen, or this daemon may not
-    /// change it; then nothing moves.
+    /// Takes what the own Node shows as the count of the resource. `None`: this daemon may not see or not change it;
+    /// then nothing moves, and free units are split for good.
     pub fn observe_node(&mut self, count: Option<u32>) {
         self.pool.seen.motion.node = count.map_or(NodeView::Blind, NodeView::Shown);
+        self.settle();
+    }
+
+    /// The server that shows the own Node can't be reached: units stay as they are until it is back.
+    pub fn observe_node_away(&mut self) {
+        self.pool.seen.motion.node = NodeView::Away;
         self.settle();
     }
 
@@ -258,7 +272,11 @@ impl Transition {
         match self.pool.seen.motion.node {
             NodeView::Shown(_) if self.pool.may_move() => {}
             NodeView::NotYet if self.pool.may_move() => return,
-            NodeView::NotYet | NodeView::Blind | NodeView::Shown(_) => {
+            NodeView::Away if self.pool.may_move() => {
+                self.pool.seen.motion.pause();
+                return;
+            }
+            NodeView::NotYet | NodeView::Blind | NodeView::Away | NodeView::Shown(_) => {
                 self.stand_still();
                 self.rebalance();
                 return;

@@ -102,8 +102,10 @@ pub enum Observation {
     Processes,
     /// Who else serves our names on this node now.
     Rivals(BTreeSet<Rival>),
-    /// The count of the resource in the own Node's status; `None` while it can't be seen or not be changed.
+    /// The count of the resource in the own Node's status; `None` while this daemon may not see or not change it.
     Node(Option<u32>),
+    /// The server that shows the own Node can't be reached.
+    NodeAway,
     /// The daemon was told to stop.
     Leaving,
     /// The pods that wait and that this node could run; `None` while nobody may or can look.

@@ -470,6 +470,7 @@ pub(super) fn observe(transition: &mut Transition, observation: Observation) {
         Observation::Adoption(adoption) => transition.adopt(*adoption),
         Observation::Processes => transition.observe_processes(),
         Observation::Node(count) => transition.observe_node(count),
+        Observation::NodeAway => transition.observe_node_away(),
         Observation::Rivals(rivals) => transition.observe_rivals(rivals),
         Observation::Leaving => transition.leave(),
         Observation::Demand(demand) => transition.observe_demand(demand),

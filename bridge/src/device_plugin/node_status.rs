@@ -28,7 +28,7 @@ use tracing::{debug, info, warn};
 
 use super::{RESOURCE, RegistrationState};
 use crate::arbiter::{self, Handle, Observation};
-use crate::follow::{self, After, Complaints, Event, chain};
+use crate::follow::{self, After, Complaints, Event, Trouble, chain};
 
 /// After this long without a running watch the count is unknown. Short, since a count that is not seen can be
 /// reverted unseen; long enough for an API server that closes a watch and takes the next.
@@ -182,6 +182,7 @@ pub async fn run_node_status(
     stop: CancellationToken,
 ) -> Result<(), arbiter::Error> {
     let (events, mut seen) = mpsc::channel(EVENT_BOUND);
+    let (trouble, mut troubles) = watch::channel(Trouble::None);
     let following = follow::run(
         Api::<Node>::all(inputs.client.clone()),
         follow::Config {
@@ -190,7 +191,7 @@ pub async fn run_node_status(
             page_size: 1,
             after: After::Resume,
             unknown_after: UNSEEN_AFTER,
-            trouble: None,
+            trouble: Some(trouble),
         },
         |node| count_of(&node),
         |_| true,
@@ -212,12 +213,15 @@ pub async fn run_node_status(
                     // The device plugin has ended, and the daemon with it.
                     return std::future::pending().await;
                 },
+                Ok(()) = troubles.changed() => {}
                 () = at(again) => {}
             }
             while let Ok(event) = seen.try_recv() {
                 keeper.take(&event);
             }
             offers.mark_unchanged();
+            let trouble = troubles.borrow_and_update().clone();
+            keeper.is_watch_forbidden = matches!(trouble, Trouble::Forbidden(_));
             keeper.is_registered = registered.borrow_and_update().is_registered();
             keeper.step().await?;
         }
@@ -255,17 +259,36 @@ enum Right {
     },
 }
 
+/// What the arbiter is told of the Node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Told {
+    Count(Option<u32>),
+    Away,
+}
+
+/// Why PATCHes fail.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Failure {
+    /// The server says no.
+    Answered,
+    /// It does not answer.
+    Silent,
+}
+
 struct Keeper {
     inputs: NodeStatusInputs,
     nodes: Api<Node>,
     state: watch::Sender<NodeStatusState>,
     /// What the watch shows; `None`: nothing.
     shown: Option<u32>,
+    /// Whether the watch has shown all there is, and runs.
+    is_watched: bool,
+    is_watch_forbidden: bool,
     is_registered: bool,
     started: Instant,
     right: Right,
     /// What the arbiter was told last; `None`: nothing yet.
-    told: Option<Option<u32>>,
+    told: Option<Told>,
     /// What was written and is not shown yet.
     written: Option<(u32, Instant)>,
     /// A higher count that is being written, or was and is not shown yet: a scheduler may have read it.
@@ -274,7 +297,7 @@ struct Keeper {
     /// Since when the kubelet is asked for a higher count.
     raising: Option<Instant>,
     /// Since when PATCHes fail, and why the last did.
-    failing: Option<(Instant, String)>,
+    failing: Option<(Instant, Failure, String)>,
     pause: Duration,
     /// The next pause after a 403.
     right_pause: Duration,
@@ -295,6 +318,8 @@ impl Keeper {
             started: Instant::now(),
             state,
             shown: None,
+            is_watched: false,
+            is_watch_forbidden: false,
             right: Right::Unknown,
             told: None,
             written: None,
@@ -311,9 +336,16 @@ impl Keeper {
 
     fn take(&mut self, event: &Event<u32>) {
         match event {
-            Event::Listed(all) => self.shown = all.first().copied(),
+            Event::Listed(all) => {
+                self.is_watched = true;
+                self.shown = all.first().copied();
+            }
             Event::Applied(count) => self.shown = Some(*count),
-            Event::Deleted(_) | Event::Unknown => self.shown = None,
+            Event::Deleted(_) => self.shown = None,
+            Event::Unknown => {
+                self.is_watched = false;
+                self.shown = None;
+            }
             Event::Running => {}
         }
         if self.written.map(|(count, _)| count) == self.shown {
@@ -371,7 +403,12 @@ impl Keeper {
         let raised_to = self.raised_to.map_or(0, |(count, _)| count);
         let shown = self.shown.filter(|_| self.right == Right::Given);
         let count = shown.map(|shown| shown.max(raised_to));
-        if self.told == Some(count) {
+        let told = if count.is_none() && self.is_away() {
+            Told::Away
+        } else {
+            Told::Count(count)
+        };
+        if self.told == Some(told) {
             return Ok(());
         }
         let known_by = self.started + UNSEEN_AFTER;
@@ -380,14 +417,28 @@ impl Keeper {
             self.look_again(known_by);
             return Ok(());
         }
-        match self.inputs.handle.observe(Observation::Node(count)).await {
-            Ok(()) => self.told = Some(count),
+        let observation = match told {
+            Told::Count(count) => Observation::Node(count),
+            Told::Away => Observation::NodeAway,
+        };
+        match self.inputs.handle.observe(observation).await {
+            Ok(()) => self.told = Some(told),
             Err(arbiter::Error::NotSaved(_) | arbiter::Error::NoCdiFile(_)) => {
                 self.look_again(Instant::now() + TELL_AGAIN);
             }
             Err(arbiter::Error::Stopping) => return Err(arbiter::Error::Stopping),
         }
         Ok(())
+    }
+
+    /// Whether nothing is known because the server does not answer, which is no reason to withdraw anything: schedulers
+    /// that reach it go on by the count that it shows.
+    fn is_away(&self) -> bool {
+        if matches!(self.right, Right::Missing { .. }) || self.is_watch_forbidden {
+            return false;
+        }
+        let is_silent = matches!(&self.failing, Some((_, Failure::Silent, _)));
+        !self.is_watched || is_silent
     }
 
     /// Writes the count if the Node shows another. A higher one is told first: what goes to claims from then on has to
@@ -496,8 +547,14 @@ impl Keeper {
             Ok(Err(kube::Error::Api(status))) if status.code == FORBIDDEN => {
                 self.has_no_right(&status.message);
             }
-            Ok(Err(error)) => self.has_failed(chain(&error)),
-            Err(_) => self.has_failed(format!("no answer within {} s", PATCH_LIMIT.as_secs())),
+            Ok(Err(error @ kube::Error::Api(_))) => {
+                self.has_failed(Failure::Answered, chain(&error));
+            }
+            Ok(Err(error)) => self.has_failed(Failure::Silent, chain(&error)),
+            Err(_) => {
+                let why = format!("no answer within {} s", PATCH_LIMIT.as_secs());
+                self.has_failed(Failure::Silent, why);
+            }
         }
     }
 
@@ -539,11 +596,11 @@ impl Keeper {
         self.right_pause = (self.right_pause * 2).min(*self.inputs.right_again.end());
     }
 
-    fn has_failed(&mut self, why: String) {
+    fn has_failed(&mut self, failure: Failure, why: String) {
         self.complaints.about(&why);
         let now = Instant::now();
-        let since = self.failing.as_ref().map_or(now, |(since, _)| *since);
-        self.failing = Some((since, why));
+        let since = self.failing.as_ref().map_or(now, |(since, ..)| *since);
+        self.failing = Some((since, failure, why));
         if now - since >= UNSEEN_AFTER {
             self.right = Right::Unknown;
         }
@@ -562,7 +619,7 @@ impl Keeper {
             (Right::Missing { why }, _) => NodeStatusState::NoStatusRight { why: why.clone() },
             _ if !self.is_registered => NodeStatusState::NoKubelet,
             _ if self.shown.is_none() => NodeStatusState::Unseen,
-            (Right::Unknown, Some((_, why))) => NodeStatusState::Failing { why: why.clone() },
+            (Right::Unknown, Some((.., why))) => NodeStatusState::Failing { why: why.clone() },
             (Right::Unknown, None) => NodeStatusState::Starting,
             (Right::Given, _) => NodeStatusState::Kept,
         };

@@ -26,6 +26,8 @@ struct Scene {
     registered: watch::Sender<RegistrationState>,
     kubelet: Arc<AtomicU32>,
     asked: Arc<AtomicU32>,
+    /// How often the arbiter heard that the server is away, which `told` has as `None`.
+    away: Arc<AtomicU32>,
     told: Arc<Mutex<Vec<Option<u32>>>>,
     /// What the arbiter offers from the moment on in which it hears of a count.
     withdrawal: Withdrawal,
@@ -90,11 +92,16 @@ impl Scene {
         let withdrawal = Withdrawal::default();
         let mut tasks = JoinSet::new();
         let (log, withdraw) = (Arc::clone(&told), Arc::clone(&withdrawal));
+        let away = Arc::new(AtomicU32::new(0));
+        let gone = Arc::clone(&away);
         let shown = offers.clone();
         tasks.spawn(async move {
             while let Some(call) = queue.recv().await {
                 if let Call::Observe { observation, reply } = call {
-                    if let Observation::Node(count) = observation {
+                    if matches!(observation, Observation::NodeAway) {
+                        log.lock().unwrap().push(None);
+                        gone.fetch_add(1, Ordering::SeqCst);
+                    } else if let Observation::Node(count) = observation {
                         log.lock().unwrap().push(count);
                         let mut withdraw = withdraw.lock().unwrap();
                         if let Some((_, less)) = withdraw.take_if(|(at, _)| Some(*at) == count) {
@@ -131,6 +138,7 @@ impl Scene {
             registered,
             kubelet,
             asked,
+            away,
             told,
             withdrawal,
             state: seen,
@@ -342,6 +350,7 @@ async fn without_the_right_nothing_is_known_and_the_state_says_what_to_do() {
     assert!(text.contains("NoStatusRight") && text.contains("manifests/base/rbac.yaml"));
     assert_eq!(scene.shown(), "8");
     assert_eq!(scene.patches(), 1, "it is not tried again at once");
+    assert_eq!(scene.away.load(Ordering::SeqCst), 0);
 }
 
 #[tokio::test]
@@ -426,6 +435,7 @@ async fn an_api_server_that_is_away_leaves_nothing_known_until_it_is_back() {
     scene.wait_told(Some(8)).await;
     scene.api.go_away();
     scene.wait_told(None).await;
+    assert_eq!(scene.away.load(Ordering::SeqCst), 1);
     scene
         .wait_state(|state| *state == NodeStatusState::Unseen)
         .await;

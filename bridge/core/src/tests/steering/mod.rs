@@ -42,6 +42,17 @@ pub(super) fn pass(daemon: &mut Daemon, time: Duration) {
     }
 }
 
+/// The server can't be reached for so long.
+fn stay_away(daemon: &mut Daemon, time: Duration) {
+    const STEP: Duration = Duration::from_millis(500);
+    daemon.act(crate::Transition::observe_node_away);
+    let end = daemon.uptime + time;
+    while daemon.uptime < end {
+        daemon.uptime += STEP;
+        daemon.act(crate::Transition::pass_time);
+    }
+}
+
 pub(super) fn resting(count: u32) -> Daemon {
     resting_with(count, Settings::default())
 }
@@ -322,6 +333,40 @@ fn when_the_node_cannot_be_changed_everything_stands_still_on_the_fixed_split() 
     show_count(&mut daemon);
     pass(&mut daemon, CALM);
     check(&daemon, &expect!["PRRR count 3"]);
+}
+
+#[test]
+fn while_the_server_is_away_every_unit_that_the_count_promised_stays_healthy() {
+    let mut daemon = resting(4);
+    stay_away(&mut daemon, Duration::from_secs(60));
+    check(&daemon, &expect!["RRRR count 4"]);
+    // The scheduler was not cut off, and has bound pods for all that the Node went on showing.
+    daemon.see_pods(&[in_flight("a", 4)]);
+    check(&daemon, &expect!["RRRR count 4"]);
+    for gpu in ["GPU-0", "GPU-1", "GPU-2", "GPU-3"] {
+        assert_eq!(daemon.granted(gpu, &listing(&[])), gpu);
+    }
+}
+
+#[test]
+fn a_move_that_the_server_left_half_done_settles_anew_when_it_is_back() {
+    let mut daemon = resting(2);
+    daemon.see_claims(&[allocated("claim-a", &["gpu-0"], &["pod-a"])]);
+    check(&daemon, &expect!["ry count 0"]);
+    daemon.act(|t| t.observe_node(Some(0)));
+    stay_away(&mut daemon, Duration::from_secs(60));
+    let outcome = daemon.prepare("claim-a", &["gpu-0"]);
+    assert!(matches!(outcome, PrepareOutcome::Wait(_)), "{outcome:?}");
+    check(&daemon, &expect!["ry count 0"]);
+    daemon.act(|t| t.observe_node(Some(0)));
+    let outcome = daemon.prepare("claim-a", &["gpu-0"]);
+    assert!(matches!(outcome, PrepareOutcome::Wait(_)), "{outcome:?}");
+    pass(&mut daemon, CALM);
+    let outcome = daemon.prepare("claim-a", &["gpu-0"]);
+    assert!(
+        matches!(outcome, PrepareOutcome::Prepared(_)),
+        "{outcome:?}"
+    );
 }
 
 #[test]
