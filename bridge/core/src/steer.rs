@@ -35,6 +35,9 @@ const TURNS_IN_ROUND: u32 = 4;
 #[derive(Debug, Clone, PartialEq, Eq, Default, Hash)]
 pub(crate) struct Motion {
     node: NodeView,
+    /// The watch has shown a count, and this daemon could change it: what was promised by it may be on its way for as
+    /// long as the kubelet does not write another one by itself.
+    was_shown: bool,
     /// Counted pods and allocated claims that are no news; the pods with the time at which they were seen first.
     known_pods: BTreeMap<PodUid, Duration>,
     known_claims: BTreeSet<ClaimUid>,
@@ -228,9 +231,12 @@ impl Pool {
 
 impl Transition {
     /// Takes what the own Node shows as the count of the resource. `None`: this daemon may not see or not change it;
-    /// then nothing moves, and free units are split for good.
+    /// then nothing moves. What rested stays with the counted pods that the count promised it to, and free units are
+    /// split for good only if it was never otherwise.
     pub fn observe_node(&mut self, count: Option<u32>) {
-        self.pool.seen.motion.node = count.map_or(NodeView::Blind, NodeView::Shown);
+        let motion = &mut self.pool.seen.motion;
+        motion.node = count.map_or(NodeView::Blind, NodeView::Shown);
+        motion.was_shown |= count.is_some();
         self.settle();
     }
 
@@ -274,6 +280,10 @@ impl Transition {
             NodeView::NotYet if self.pool.may_move() => return,
             NodeView::Away if self.pool.may_move() => {
                 self.pool.seen.motion.pause();
+                return;
+            }
+            NodeView::Blind if self.pool.may_move() && self.pool.seen.motion.was_shown => {
+                self.stand_still();
                 return;
             }
             NodeView::NotYet | NodeView::Blind | NodeView::Away | NodeView::Shown(_) => {

@@ -159,7 +159,7 @@ impl fmt::Display for NodeStatusState {
             ),
             Self::NoStatusRight { why } => write!(
                 f,
-                "NoStatusRight: the right to patch nodes/status is missing, so free GPUs are split for good; grant it as in manifests/base/rbac.yaml: {why}"
+                "NoStatusRight: the right to patch nodes/status is missing, so free GPUs do not move; grant it as in manifests/base/rbac.yaml: {why}"
             ),
             Self::Failing { why } => write!(
                 f,

@@ -18,6 +18,7 @@ impl Motion {
     pub(crate) fn canonical(self, clocks: &Clocks, pace: Pace, moves: Moves) -> Self {
         let Self {
             node,
+            was_shown,
             known_pods,
             known_claims,
             arrivals,
@@ -38,6 +39,7 @@ impl Motion {
         let settled = |since: Duration| clocks.past(since, pace.settle);
         let standing = Self {
             node,
+            was_shown,
             known_pods,
             known_claims,
             arrivals: Arrivals::default(),

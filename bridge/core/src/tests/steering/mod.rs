@@ -320,8 +320,11 @@ fn counted_pods_in_flight_come_before_a_claim_that_is_not_prepared() {
 }
 
 #[test]
-fn when_the_node_cannot_be_changed_everything_stands_still_on_the_fixed_split() {
-    let mut daemon = resting(4);
+fn where_the_node_could_never_be_changed_everything_stands_still_on_the_fixed_split() {
+    let mut daemon = Daemon::with_gpus(4, Settings::default());
+    daemon.act(|t| t.observe_claims(Some(crate::Claims::default())));
+    daemon.see_pods(&[]);
+    daemon.list(&listing(&[]));
     daemon.act(|t| t.observe_node(None));
     check(&daemon, &expect!["DDLL count 2"]);
     daemon.see_claims(&[allocated("claim-a", &["gpu-0"], &["pod-a"])]);
@@ -333,6 +336,18 @@ fn when_the_node_cannot_be_changed_everything_stands_still_on_the_fixed_split() 
     show_count(&mut daemon);
     pass(&mut daemon, CALM);
     check(&daemon, &expect!["PRRR count 3"]);
+}
+
+#[test]
+fn when_the_node_cannot_be_changed_any_more_counted_pods_keep_what_the_count_promised() {
+    let mut daemon = resting(4);
+    daemon.act(|t| t.observe_node(None));
+    check(&daemon, &expect!["LLLL count 4"]);
+    // The Node goes on showing four until the kubelet writes another count, and the scheduler binds by it.
+    daemon.see_pods(&[in_flight("a", 4)]);
+    for gpu in ["GPU-0", "GPU-1", "GPU-2", "GPU-3"] {
+        assert_eq!(daemon.granted(gpu, &listing(&[])), gpu);
+    }
 }
 
 #[test]
@@ -377,6 +392,7 @@ fn a_restart_leaves_what_rests_at_rest() {
     daemon.act(|t| t.observe_node(Some(0)));
     check(&daemon, &expect!["RRRR count 4"]);
     // A right that was withdrawn meanwhile is no reason to wait for ever.
+    let mut daemon = Daemon::on_ledger(before.pool.ledger().clone(), Settings::default());
     daemon.act(|t| t.observe_node(None));
     check(&daemon, &expect!["DDLL count 2"]);
 }
