@@ -214,17 +214,19 @@ impl Ledger {
     /// Units that share hardware with this one, itself left out: a MIG instance and its parent GPU.
     #[must_use]
     pub fn overlapping(&self, unit: &UnitId) -> Vec<&UnitId> {
-        let parent_of = |id: &UnitId| match self.units.get(id).map(|record| &record.kind) {
-            Some(UnitKind::Mig { parent }) => Some(parent.clone()),
-            Some(UnitKind::Gpu) | None => None,
-        };
-        let parent = parent_of(unit);
+        fn parent(record: &UnitRecord) -> Option<&UnitId> {
+            match &record.kind {
+                UnitKind::Mig { parent } => Some(parent),
+                UnitKind::Gpu => None,
+            }
+        }
+        let own = self.units.get(unit).and_then(parent);
+        // Asked for each unit, several times in a transition: nothing is looked up for each of the others.
         self.units
-            .keys()
+            .iter()
+            .filter(|(other, record)| own == Some(*other) || parent(record) == Some(unit))
+            .map(|(other, _)| other)
             .filter(|other| *other != unit)
-            .filter(|other| {
-                parent.as_ref() == Some(*other) || parent_of(other).as_ref() == Some(unit)
-            })
             .collect()
     }
 

@@ -30,6 +30,7 @@ mod modes;
 mod peers;
 mod process;
 mod rebuild;
+mod restart_time;
 mod restarts;
 mod rivals;
 mod secrets;

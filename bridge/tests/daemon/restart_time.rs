@@ -1,0 +1,150 @@
+//! How long nobody is served after the daemon was killed, with many holds and with none.
+
+use std::num::NonZeroU32;
+use std::time::{Duration, Instant, SystemTime};
+
+use bridge_core::{
+    Access, ClaimRef, ClaimUid, DeviceId, Gpu, Hold, HoldKind, Ledger, PodName, PodRef, PodUid,
+    Preparation, PreparedDevice, Side, UnitId, UnitKind, UnitRecord,
+};
+use fake_nvml::Scenario;
+use gpu_bridge::store::{BootId, Store};
+
+use crate::world::{NAMESPACE, NODE, SOON, World, claim_uid, pod_uid, proof, until};
+
+/// Holds that the ledger has: more than any node has pods with GPUs.
+const HOLDS: u32 = 200;
+/// GPUs that are there; those of the other holds are lost.
+const GPUS: u32 = 64;
+/// Starts of each kind. The middle one counts.
+const STARTS: usize = 5;
+/// How much longer a start with all these holds may take than one with none, in percent. This build does not optimize,
+/// so what is measured is mostly its computing, six times that of an empty ledger; a start that asked the disk, the
+/// kubelet or the API server something for each hold would take another second or more.
+const MOST: u128 = 1200;
+
+#[tokio::test]
+async fn a_restart_with_two_hundred_holds_waits_for_nothing_of_each_of_them() {
+    let mut world = World::of(&Scenario::h100(GPUS)).await;
+    let without = middle(&mut world, &Ledger::default()).await;
+    let full = ledger(&world);
+    for preparation in full.prepared.values() {
+        let (claim, device) = (&preparation.claim, &preparation.devices[0].device);
+        world.allocate_claim(&claim.name, device.as_str(), &claim.name);
+    }
+    let with = middle(&mut world, &full).await;
+    proof(&format!(
+        "restart: from the start of the process until it serves {without} ms with no hold, {with} ms with {HOLDS} \
+         (middle of {STARTS}, this build)"
+    ));
+    assert!(
+        with * 100 <= without * MOST,
+        "{with} ms instead of {without} ms"
+    );
+}
+
+/// How long a start on this ledger takes as a rule, in milliseconds. The first one is not like a restart: it may have
+/// files to write that the others find.
+async fn middle(world: &mut World, ledger: &Ledger) -> u128 {
+    let mut times = Vec::new();
+    for _ in 0..=STARTS {
+        world.kill_daemon();
+        save(world, ledger);
+        times.push(start(world, ledger.holds.len()).await);
+    }
+    let mut times = times.split_off(1);
+    times.sort();
+    times[STARTS / 2].as_millis()
+}
+
+/// Starts a daemon on a ledger with so many holds, and measures until it serves.
+async fn start(world: &mut World, holds: usize) -> Duration {
+    let started = Instant::now();
+    world.start_daemon();
+    let serves = async || {
+        let status = world.status().await;
+        let known = status["units"].as_array().map_or(0, Vec::len);
+        let there = usize::try_from(GPUS).expect("some");
+        status["standing"] == "Serving" && known == holds.max(there)
+    };
+    until("the daemon serves", SOON, serves).await;
+    started.elapsed()
+}
+
+fn save(world: &World, ledger: &Ledger) {
+    let (store, _) = Store::open(&world.state_dir(), BootId::unknown()).unwrap();
+    store.save(ledger).unwrap();
+}
+
+/// Every second hold is a counted pod's, the others are claims'.
+fn ledger(world: &World) -> Ledger {
+    let mut ledger = Ledger::default();
+    let there = world.node.gpus();
+    for number in 0..HOLDS {
+        let found = there.iter().find(|gpu| gpu.minor == number);
+        let unit = found.map_or_else(|| format!("GPU-lost-{number}"), |gpu| gpu.uuid.clone());
+        let unit = UnitId::new(unit).unwrap();
+        let name = format!("p{number}");
+        let (side, kind) = if number % 2 == 0 {
+            let pod = PodRef {
+                uid: Some(PodUid::new(pod_uid(&name)).unwrap()),
+                name: PodName {
+                    namespace: NAMESPACE.to_owned(),
+                    name,
+                },
+            };
+            let id = DeviceId::of_unit(unit.clone());
+            (Side::Legacy, HoldKind::Bound { id, pod })
+        } else {
+            let claim = ClaimRef {
+                uid: ClaimUid::new(claim_uid(&name)).unwrap(),
+                namespace: NAMESPACE.to_owned(),
+                name,
+            };
+            (Side::Dra, HoldKind::Prepared { claim })
+        };
+        let record = record(number, &unit, side);
+        if let HoldKind::Prepared { claim } = &kind {
+            let device = PreparedDevice {
+                requests: vec!["gpu".to_owned()],
+                pool: NODE.to_owned(),
+                device: record.device_name(),
+                unit: unit.clone(),
+                access: Access::Owner,
+            };
+            let preparation = Preparation {
+                claim: claim.clone(),
+                devices: vec![device],
+            };
+            ledger.prepared.insert(claim.uid.clone(), preparation);
+        }
+        ledger.units.insert(unit.clone(), record);
+        let hold = Hold::exclusive(kind, SystemTime::now());
+        ledger.holds.insert(unit, vec![hold]);
+    }
+    ledger
+}
+
+fn record(number: u32, unit: &UnitId, side: Side) -> UnitRecord {
+    UnitRecord {
+        number,
+        kind: UnitKind::Gpu,
+        capacity: NonZeroU32::MIN,
+        side,
+        gpu: Gpu {
+            uuid: unit.clone(),
+            pci_bus_id: format!("0000:{number:02x}:00.0"),
+            minor: number,
+            product_name: "NVIDIA H100 80GB HBM3".to_owned(),
+            brand: "Nvidia".to_owned(),
+            architecture: "Hopper".to_owned(),
+            compute_capability: (9, 0),
+            memory_bytes: 80 << 30,
+            driver_version: "580.95.05".to_owned(),
+            cuda_driver_version: (13, 0),
+            numa_node: None,
+            pcie_root: None,
+            addressing_mode: None,
+        },
+    }
+}
