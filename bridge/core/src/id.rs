@@ -20,6 +20,8 @@ const UID_LIMIT: usize = 128;
 /// The most of a text from outside that a sentence or a log line repeats, in characters: two of them, of letters with two
 /// bytes, leave half of an event's 1024 bytes to the sentence.
 const SHOWN_LIMIT: usize = 128;
+/// The longest name of an API object whose name is a DNS subdomain, in bytes.
+pub const NAME_LIMIT: usize = 253;
 /// Separates a unit from the number of its share in a kubelet device id, as NVIDIA's device plugin does.
 const SHARE_SEPARATOR: &str = "::";
 
@@ -39,6 +41,19 @@ pub fn shown(text: &str) -> String {
         shown.push_str(&format!("… ({} bytes)", text.len()));
     }
     shown
+}
+
+/// Whether a text can be the name of an API object, such as a Node, a namespace or a claim: a DNS subdomain
+/// (kubernetes v1.37.2, `staging/src/k8s.io/apimachinery/pkg/util/validation`, `IsDNS1123Subdomain`).
+#[must_use]
+pub fn is_object_name(text: &str) -> bool {
+    let ends = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
+    let label = |label: &str| {
+        label.starts_with(ends)
+            && label.ends_with(ends)
+            && label.chars().all(|c| ends(c) || c == '-')
+    };
+    text.len() <= NAME_LIMIT && text.split('.').all(label)
 }
 
 fn check(what: &'static str, value: &str, limit: usize) -> Result<(), InvalidId> {
@@ -137,7 +152,7 @@ impl DeviceId {
             Some((unit, share)) => {
                 let number = share.parse().map_err(|_| InvalidId {
                     what: "device id",
-                    value: text.to_owned(),
+                    value: shown(text),
                     why: "the share behind '::' is not a number",
                 })?;
                 (unit, Some(number))

@@ -66,8 +66,8 @@ pub use fit::{Cordon, NodeShape, NodeTaint, NodeTerm, PodShape, PodToleration, R
 pub use gpu::Gpu;
 pub use hold::{ForeignCause, Former, Hold, HoldKind, Phase};
 pub use id::{
-    ClaimName, ClaimRef, ClaimUid, DeviceId, DeviceName, InvalidId, PodName, PodRef, PodUid,
-    UnitId, shown,
+    ClaimName, ClaimRef, ClaimUid, DeviceId, DeviceName, InvalidId, NAME_LIMIT, PodName, PodRef,
+    PodUid, UnitId, is_object_name, shown,
 };
 pub use inventory::Inventory;
 pub use ledger::{Access, Ledger, Preparation, PreparedDevice, Side, UnitKind, UnitRecord};

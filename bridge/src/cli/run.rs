@@ -4,15 +4,13 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-use bridge_core::PodUid;
+use bridge_core::{PodUid, is_object_name};
 use clap::Args;
 
 use crate::admin::SOCKET_PATH_LIMIT_BYTES;
 
 /// Driver name and folder of its state below `<kubelet-dir>/plugins`.
 const DRIVER: &str = "gpu.nvidia.com";
-/// The longest DNS subdomain: node names are such (`metadata.name` of a Node).
-const NODE_NAME_LIMIT: usize = 253;
 
 /// The flags of `run` as they were written. Every value is text here, so that all that is wrong is told at once;
 /// [`RunArgs::check`] makes [`RunOptions`] of them.
@@ -276,13 +274,7 @@ impl Found {
             );
             return String::new();
         };
-        let label = |label: &str| {
-            let ends = |c: Option<char>| c.is_some_and(|c| c.is_ascii_alphanumeric());
-            ends(label.chars().next()) && ends(label.chars().last())
-        };
-        let allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "-.".contains(c);
-        if name.len() > NODE_NAME_LIMIT || !name.chars().all(allowed) || !name.split('.').all(label)
-        {
+        if !is_object_name(&name) {
             self.wrong(
                 FLAG,
                 Some(name.clone()),

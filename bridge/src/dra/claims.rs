@@ -35,9 +35,6 @@ use crate::follow::{self, After, Event};
 /// some 80 s, so a short limit leaves time to wait for the unit itself.
 pub const READ_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The longest name of a claim: a DNS subdomain.
-const NAME_LIMIT: usize = 253;
-
 /// Claims per page of a list. A page is dropped as soon as ours are picked out of it, so this bounds memory.
 const PAGE_SIZE: u32 = 250;
 
@@ -205,19 +202,6 @@ impl Error {
     pub fn is_unavailable(&self) -> bool {
         matches!(self, Self::Unreadable { .. })
     }
-}
-
-/// Whether a text can be the name of a claim or namespace: a DNS subdomain (kubernetes v1.37.2,
-/// `staging/src/k8s.io/apimachinery/pkg/util/validation`, `IsDNS1123Subdomain`). Whatever is asked of the API server
-/// must be one: names become a part of the path there, and the client does not look at them.
-pub(super) fn is_name(text: &str) -> bool {
-    let ends = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
-    let label = |label: &str| {
-        label.starts_with(ends)
-            && label.ends_with(ends)
-            && label.chars().all(|c| ends(c) || c == '-')
-    };
-    text.len() <= NAME_LIMIT && text.split('.').all(label)
 }
 
 /// Reads a claim for Prepare and takes out of it what this node has to give.

@@ -10,7 +10,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bridge_core::{ClaimRef, ClaimUid, Patience, PrepareRequest, Refusal, shown};
+use bridge_core::{ClaimRef, ClaimUid, Patience, PrepareRequest, Refusal, is_object_name, shown};
 use futures::StreamExt;
 use kube::Client;
 use tokio::time::{Instant, sleep_until, timeout_at};
@@ -282,7 +282,7 @@ where
 /// The claim that is asked for. What counts is the UID; a name that no claim can have is kept as far as it is shown.
 fn claim_ref(asked: Asked) -> Result<ClaimRef, claims::Error> {
     let kept = |text: String| {
-        if claims::is_name(&text) {
+        if is_object_name(&text) {
             text
         } else {
             shown(&text)
@@ -303,9 +303,10 @@ fn claim_ref(asked: Asked) -> Result<ClaimRef, claims::Error> {
     }
 }
 
-/// The same for who reads the claim by its names: they become a part of a path at the API server.
+/// The same for who reads the claim by its names: they become a part of a path at the API server, and the client does
+/// not look at them.
 fn named(asked: Asked) -> Result<ClaimRef, claims::Error> {
-    let good = claims::is_name(&asked.namespace) && claims::is_name(&asked.name);
+    let good = is_object_name(&asked.namespace) && is_object_name(&asked.name);
     let claim = claim_ref(asked)?;
     if good {
         return Ok(claim);

@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use bridge_core::{ClaimOffer, DeviceName, Offers, TaintEffect};
+use bridge_core::{ClaimOffer, DeviceName, NAME_LIMIT, Offers, TaintEffect};
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::resource::v1::{Device, ResourcePool, ResourceSlice, ResourceSliceSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
@@ -58,9 +58,6 @@ const PAGE_SIZE: u32 = 100;
 
 /// Events that may wait for the publisher.
 const EVENT_BOUND: usize = 16;
-
-/// The longest name of an API object.
-const NAME_LIMIT: usize = 253;
 
 /// How publishing goes.
 #[derive(Debug, Clone, PartialEq, Eq)]

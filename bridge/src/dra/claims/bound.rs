@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use bridge_core::{
     AllocatedClaim, ClaimName, ClaimScope, ClaimUid, Claims, NamedClaims, Phase, PodUid, Standing,
-    Status,
+    Status, is_object_name,
 };
 use futures::StreamExt as _;
 use futures::future::BoxFuture;
@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
 use super::teller::Teller;
-use super::{READ_TIMEOUT, allocated_here, allocation, at, is_name};
+use super::{READ_TIMEOUT, allocated_here, allocation, at};
 use crate::arbiter::{self, Handle};
 use crate::dra::chain;
 use crate::follow::{Complaints, UNKNOWN_AFTER};
@@ -374,7 +374,7 @@ impl Book {
 
 async fn read(client: Client, node: String, name: ClaimName) -> Read {
     let asked = Instant::now();
-    if !is_name(&name.namespace) || !is_name(&name.name) {
+    if !is_object_name(&name.namespace) || !is_object_name(&name.name) {
         // There is no such claim, and the name must not become a path to something else.
         let answer = Ok(Reading::of(None, &node));
         return Read {
