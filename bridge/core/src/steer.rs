@@ -105,6 +105,11 @@ impl Motion {
         self.wake_at = None;
     }
 
+    /// Whether pods may still come that were scheduled while everything rested.
+    fn is_in_burst(&self, now: Duration) -> bool {
+        self.burst_ends.is_some_and(|ends| now < ends)
+    }
+
     /// Since when a counted pod is known to be bound here; for ever after, if it is not.
     pub(crate) fn known_since(&self, pod: &PodUid) -> Duration {
         self.known_pods.get(pod).copied().unwrap_or(Duration::MAX)
@@ -384,10 +389,7 @@ impl Transition {
         }
         let motion = &mut self.pool.seen.motion;
         motion.arrivals.take();
-        motion.turn = None;
-        motion.lowered_since = None;
-        motion.withdrawn_since.clear();
-        motion.wake_at = None;
+        motion.pause();
     }
 
     /// The first arrival ends the rest. Of what rests a claim leaves half to counted pods, beside what those in flight
@@ -449,14 +451,7 @@ impl Transition {
     /// A claim in the burst that a counted pod began: more of both kinds may be on the way, so counted pods get no more
     /// than those need that are bound already, until what is left is shared.
     fn hold_back(&mut self) {
-        let now = self.now.uptime;
-        if self
-            .pool
-            .seen
-            .motion
-            .burst_ends
-            .is_none_or(|ends| ends <= now)
-        {
+        if !self.pool.seen.motion.is_in_burst(self.now.uptime) {
             return;
         }
         let free = self.pool.free_units();
@@ -572,8 +567,8 @@ impl Transition {
             .into_iter()
             .filter(|(unit, _)| has_dwelt(unit))
             .collect();
-        let is_burst_over = motion.burst_ends.is_none_or(|ends| ends <= now);
-        let quiet = now >= quiet_at && is_burst_over && self.pool.counted_in_flight() == 0;
+        let nobody_comes = now >= quiet_at && !motion.is_in_burst(now);
+        let quiet = nobody_comes && self.pool.counted_in_flight() == 0;
         if moves {
             return;
         }

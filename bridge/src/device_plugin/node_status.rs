@@ -220,8 +220,8 @@ pub async fn run_node_status(
                 keeper.take(&event);
             }
             offers.mark_unchanged();
-            let trouble = troubles.borrow_and_update().clone();
-            keeper.is_watch_forbidden = matches!(trouble, Trouble::Forbidden(_));
+            keeper.is_watch_forbidden =
+                matches!(*troubles.borrow_and_update(), Trouble::Forbidden(_));
             keeper.is_registered = registered.borrow_and_update().is_registered();
             keeper.step().await?;
         }
