@@ -501,27 +501,40 @@ mod tests {
     use kube::Client;
     use serde_json::json;
     use testkit::ApiServer;
+    use tokio::task::JoinHandle;
 
     use super::*;
 
-    #[tokio::test]
-    async fn a_follower_that_relists_shows_everything_again_and_again() {
-        let api = ApiServer::start().await.unwrap();
-        let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "a"}});
-        api.put("nodes", node);
+    fn node(name: &str) -> serde_json::Value {
+        json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}})
+    }
+
+    /// Follows the names of all nodes.
+    fn follow_nodes(
+        api: &ApiServer,
+        after: After,
+    ) -> (mpsc::Receiver<Event<String>>, JoinHandle<()>) {
         let client =
             Client::try_from(kube::Config::new(api.url().parse().expect("a URL"))).unwrap();
-        let (events, mut seen) = mpsc::channel(4);
+        let (events, seen) = mpsc::channel(4);
         let config = Config {
             what: "nodes",
             fields: None,
             page_size: 10,
-            after: After::Relist(Duration::from_secs(1)),
+            after,
             unknown_after: UNKNOWN_AFTER,
             trouble: None,
         };
         let name = |node: Node| node.metadata.name.unwrap_or_default();
         let following = tokio::spawn(run(Api::all(client), config, name, |_| true, events));
+        (seen, following)
+    }
+
+    #[tokio::test]
+    async fn a_follower_that_relists_shows_everything_again_and_again() {
+        let api = ApiServer::start().await.unwrap();
+        api.put("nodes", node("a"));
+        let (mut seen, following) = follow_nodes(&api, After::Relist(Duration::from_secs(1)));
         let mut lists = 0;
         while lists < 3 {
             match seen.recv().await.expect("it goes on") {
@@ -542,25 +555,11 @@ mod tests {
     #[tokio::test]
     async fn a_follower_of_an_api_server_that_is_put_back_to_an_older_state_lists_anew() {
         let api = ApiServer::start().await.unwrap();
-        let node =
-            |name: &str| json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}});
         api.put("nodes", node("old"));
         let backup = api.back_up();
         api.delete("nodes", "", "old");
         api.put("nodes", node("new"));
-        let client =
-            Client::try_from(kube::Config::new(api.url().parse().expect("a URL"))).unwrap();
-        let (events, mut seen) = mpsc::channel(4);
-        let config = Config {
-            what: "nodes",
-            fields: None,
-            page_size: 10,
-            after: After::Resume,
-            unknown_after: UNKNOWN_AFTER,
-            trouble: None,
-        };
-        let name = |node: Node| node.metadata.name.unwrap_or_default();
-        let following = tokio::spawn(run(Api::all(client), config, name, |_| true, events));
+        let (mut seen, following) = follow_nodes(&api, After::Resume);
         let mut listed = async || {
             loop {
                 match seen.recv().await.expect("it goes on") {

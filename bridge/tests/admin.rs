@@ -29,6 +29,10 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
+#[path = "common/h100.rs"]
+mod h100;
+use h100::h100;
+
 /// Longer than any wait of the server.
 const DEADLINE: Duration = Duration::from_secs(60);
 
@@ -60,19 +64,8 @@ fn pod(name: &str) -> PodRef {
 
 fn gpu(number: u32) -> Gpu {
     Gpu {
-        uuid: unit(number),
-        pci_bus_id: format!("0000:0{number}:00.0"),
-        minor: number,
-        product_name: "NVIDIA H100 80GB HBM3".to_owned(),
-        brand: "Nvidia".to_owned(),
-        architecture: "Hopper".to_owned(),
-        compute_capability: (9, 0),
-        memory_bytes: 80 << 30,
-        driver_version: "580.65.06".to_owned(),
-        cuda_driver_version: (13, 0),
         numa_node: Some(0),
-        pcie_root: None,
-        addressing_mode: None,
+        ..h100(number, unit(number))
     }
 }
 

@@ -21,22 +21,12 @@ use gpu_bridge::cdi::{CdiFiles, Roots};
 use gpu_bridge::store::{BootId, Store};
 use testkit::eventually;
 
+#[path = "common/h100.rs"]
+mod h100;
+use h100::h100;
+
 fn gpu(number: u32) -> Gpu {
-    Gpu {
-        uuid: UnitId::new(format!("GPU-{number}")).unwrap(),
-        pci_bus_id: format!("0000:{number:02x}:00.0"),
-        minor: number,
-        product_name: "NVIDIA H100 80GB HBM3".to_owned(),
-        brand: "Nvidia".to_owned(),
-        architecture: "Hopper".to_owned(),
-        compute_capability: (9, 0),
-        memory_bytes: 80 << 30,
-        driver_version: "580.65.06".to_owned(),
-        cuda_driver_version: (13, 0),
-        numa_node: None,
-        pcie_root: None,
-        addressing_mode: None,
-    }
+    h100(number, UnitId::new(format!("GPU-{number}")).unwrap())
 }
 
 /// An arbiter of an empty ledger in `state`, which asks for the processes of up to eight GPUs and finds none.

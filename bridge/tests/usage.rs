@@ -8,6 +8,8 @@
 
 #[path = "usage/adoption.rs"]
 mod adoption;
+#[path = "common/h100.rs"]
+mod h100;
 #[path = "usage/listing.rs"]
 mod listing;
 #[path = "usage/pending.rs"]

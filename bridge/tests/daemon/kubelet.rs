@@ -82,16 +82,25 @@ async fn a_removed_socket_is_made_again_and_registered() {
     .await;
 }
 
-#[tokio::test]
-async fn a_force_deleted_pod_gives_its_gpu_to_no_claim_while_its_process_runs() {
-    let world = World::running(2).await;
+/// The process of the counted pod `a`, which is deleted by force while it runs.
+const LEFT: u32 = 4321;
+
+/// Runs the counted pod `a` and deletes it by force; its process stays. Returns the GPU.
+async fn leave_a_process(world: &World) -> String {
     world.run_counted("a", 1).await;
     world.wait_for_holds("Bound", 1).await;
     let unit = world.ids("a").remove(0);
-    world.start_process(&unit, 4321, &pod_uid("a"));
+    world.start_process(&unit, LEFT, &pod_uid("a"));
     world.kubelet().force_delete(&pod_uid("a"));
     world.api.delete("pods", NAMESPACE, "a");
     world.wait_for_holds("Foreign", 1).await;
+    unit
+}
+
+#[tokio::test]
+async fn a_force_deleted_pod_gives_its_gpu_to_no_claim_while_its_process_runs() {
+    let world = World::running(2).await;
+    let unit = leave_a_process(&world).await;
     let device = world.unit(&unit).await["device"]
         .as_str()
         .unwrap()
@@ -112,7 +121,7 @@ async fn a_force_deleted_pod_gives_its_gpu_to_no_claim_while_its_process_runs() 
             !world.claim_spec(&claim_uid("b")).exists()
         })
         .await;
-        world.end_process(&unit, 4321);
+        world.end_process(&unit, LEFT);
     };
     let (prepared, ()) = tokio::join!(world.prepare("b"), ends);
     prepared.unwrap();
@@ -122,13 +131,7 @@ async fn a_force_deleted_pod_gives_its_gpu_to_no_claim_while_its_process_runs() 
 #[tokio::test]
 async fn a_process_that_never_ends_closes_its_gpu_and_hangs_nobody_over_a_restart_too() {
     let mut world = World::running(4).await;
-    world.run_counted("a", 1).await;
-    world.wait_for_holds("Bound", 1).await;
-    let unit = world.ids("a").remove(0);
-    world.start_process(&unit, 4321, &pod_uid("a"));
-    world.kubelet().force_delete(&pod_uid("a"));
-    world.api.delete("pods", NAMESPACE, "a");
-    world.wait_for_holds("Foreign", 1).await;
+    let unit = leave_a_process(&world).await;
     let shown = world.unit(&unit).await;
     assert_eq!(shown["holds"][0]["cause"], "Lingering");
     assert_eq!(shown["holds"][0]["pod"]["name"], "a");
@@ -155,7 +158,7 @@ async fn a_process_that_never_ends_closes_its_gpu_and_hangs_nobody_over_a_restar
             && !world.kubelet().healthy(RESOURCE).contains(&unit)
     })
     .await;
-    world.end_process(&unit, 4321);
+    world.end_process(&unit, LEFT);
     until("it is free again", SOON, async || {
         let holds = world.unit(&unit).await["holds"].clone();
         holds.as_array().is_some_and(Vec::is_empty)

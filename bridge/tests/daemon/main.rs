@@ -22,6 +22,8 @@ mod dice;
 mod disk;
 mod end;
 mod gpus;
+#[path = "../common/h100.rs"]
+mod h100;
 mod kubelet;
 mod ledger;
 mod log;

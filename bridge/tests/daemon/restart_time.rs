@@ -4,12 +4,13 @@ use std::num::NonZeroU32;
 use std::time::{Duration, Instant, SystemTime};
 
 use bridge_core::{
-    Access, ClaimRef, ClaimUid, DeviceId, Gpu, Hold, HoldKind, Ledger, PodName, PodRef, PodUid,
+    Access, ClaimRef, ClaimUid, DeviceId, Hold, HoldKind, Ledger, PodName, PodRef, PodUid,
     Preparation, PreparedDevice, Side, UnitId, UnitKind, UnitRecord,
 };
 use fake_nvml::Scenario;
 use gpu_bridge::store::{BootId, Store};
 
+use crate::h100::h100;
 use crate::world::{NAMESPACE, NODE, SOON, World, claim_uid, pod_uid, proof, until};
 
 /// Holds that the ledger has: more than any node has pods with GPUs.
@@ -131,20 +132,6 @@ fn record(number: u32, unit: &UnitId, side: Side) -> UnitRecord {
         kind: UnitKind::Gpu,
         capacity: NonZeroU32::MIN,
         side,
-        gpu: Gpu {
-            uuid: unit.clone(),
-            pci_bus_id: format!("0000:{number:02x}:00.0"),
-            minor: number,
-            product_name: "NVIDIA H100 80GB HBM3".to_owned(),
-            brand: "Nvidia".to_owned(),
-            architecture: "Hopper".to_owned(),
-            compute_capability: (9, 0),
-            memory_bytes: 80 << 30,
-            driver_version: "580.95.05".to_owned(),
-            cuda_driver_version: (13, 0),
-            numa_node: None,
-            pcie_root: None,
-            addressing_mode: None,
-        },
+        gpu: h100(number, unit.clone()),
     }
 }

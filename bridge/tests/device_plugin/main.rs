@@ -7,6 +7,8 @@
 
 mod adoption;
 mod allocate;
+#[path = "../common/h100.rs"]
+mod h100;
 mod hostile;
 mod listing;
 mod node_status;

@@ -18,6 +18,8 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
+use crate::h100::h100;
+
 pub(crate) const RESOURCE: &str = device_plugin::RESOURCE;
 
 /// The name of the node, and so of its pool.
@@ -28,19 +30,8 @@ pub(crate) const DEADLINE: Duration = Duration::from_secs(20);
 
 pub(crate) fn gpu(number: u32) -> Gpu {
     Gpu {
-        uuid: UnitId::new(format!("GPU-{number}")).unwrap(),
-        pci_bus_id: format!("0000:{number:02x}:00.0"),
-        minor: number,
-        product_name: "NVIDIA H200".to_owned(),
-        brand: "Nvidia".to_owned(),
-        architecture: "Hopper".to_owned(),
-        compute_capability: (9, 0),
-        memory_bytes: 1 << 37,
-        driver_version: "580.1".to_owned(),
-        cuda_driver_version: (13, 0),
         numa_node: Some(number % 2),
-        pcie_root: None,
-        addressing_mode: None,
+        ..h100(number, UnitId::new(format!("GPU-{number}")).unwrap())
     }
 }
 

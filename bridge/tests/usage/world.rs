@@ -23,6 +23,8 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
+use crate::h100::h100;
+
 /// No state in these tests takes this long to come.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
 /// The node's name.
@@ -37,21 +39,7 @@ pub(crate) fn unit(number: u32) -> UnitId {
 }
 
 pub(crate) fn gpu(number: u32) -> Gpu {
-    Gpu {
-        uuid: unit(number),
-        pci_bus_id: format!("0000:{number:02x}:00.0"),
-        minor: number,
-        product_name: "NVIDIA H200".to_owned(),
-        brand: "Nvidia".to_owned(),
-        architecture: "Hopper".to_owned(),
-        compute_capability: (9, 0),
-        memory_bytes: 1 << 37,
-        driver_version: "580.1".to_owned(),
-        cuda_driver_version: (13, 0),
-        numa_node: None,
-        pcie_root: None,
-        addressing_mode: None,
-    }
+    h100(number, unit(number))
 }
 
 /// A client of the API server.
