@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use kube::runtime::wait::{await_condition, conditions};
 
-use crate::churn::now;
+use crate::churn::{now, quantile};
 use crate::objects::{PodSpec, RUNNING};
 use crate::world::{Setup, World, tick};
 
@@ -46,9 +46,9 @@ impl Starts {
                 "| {}, {what} | {} | {} | {} | {} |",
                 self.kind,
                 times.len(),
-                at(times, 50).as_millis(),
-                at(times, 95).as_millis(),
-                at(times, 100).as_millis()
+                quantile(times, 50).as_millis(),
+                quantile(times, 95).as_millis(),
+                quantile(times, 100).as_millis()
             )
         };
         [
@@ -56,14 +56,6 @@ impl Starts {
             row("Running", &self.running),
         ]
     }
-}
-
-/// The time that so many of a hundred are not above.
-fn at(times: &[Duration], percent: usize) -> Duration {
-    let mut times = times.to_vec();
-    times.sort();
-    let place = (times.len() * percent).div_ceil(100).max(1) - 1;
-    times.get(place).copied().unwrap_or_default()
 }
 
 /// A pod for all GPUs, whichever way it asks; it ends at once when it is told to.
@@ -160,7 +152,7 @@ async fn rounds(rounds: usize) {
         println!("{}", starts.rows().join("\n"));
     }
     for (starts, _) in &kinds {
-        let slow = at(&starts.running, 95);
+        let slow = quantile(&starts.running, 95);
         assert!(slow <= SOON, "{}: {:?}", starts.kind, starts.running);
     }
     assert!(world.record().doubles().is_empty());

@@ -157,15 +157,12 @@ async fn while_the_api_server_is_away_gpus_are_given_back_and_out_and_the_daemon
     // No pod here can have asked, which the kubelet says.
     wait_phases(&world, &["Bound", "Prepared", "Reserved"]).await;
 
-    world.control("start kube-apiserver");
-    // By themselves these two come back after half a minute or more.
-    world.control("restart kube-scheduler KILL");
-    world.control("restart kube-controller-manager KILL");
+    world.bring_api_server_back();
     world.wait_ready().await;
     let (counted, claimant) = pods("late");
     world.create(counted).await;
     world.create(claimant).await;
-    // So does the kubelet, which nobody starts anew here.
+    // The kubelet comes back by itself, as late as the others would have.
     world.wait_phase("counted-late", "Running", ANEW).await;
     world.wait_running("claim-late").await;
     assert!(world.record().doubles().is_empty());

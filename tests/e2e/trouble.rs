@@ -273,7 +273,7 @@ async fn while_the_api_server_is_away_for_a_minute_nothing_moves_and_afterwards_
         return;
     };
     world.create_template("one", 1).await;
-    // The first pods end the rest, and half of the units set out.
+    // The first pods end the rest, and units set out.
     world.wait_at_rest(8).await;
     let arrivals = Arrivals::start(&world, MANY);
     world.wait_moving().await;
@@ -290,11 +290,7 @@ async fn while_the_api_server_is_away_for_a_minute_nothing_moves_and_afterwards_
         assert_eq!(world.sides().await, sides, "nothing moves");
         tick().await;
     }
-    world.control("start kube-apiserver");
-    // By themselves they come back after half a minute or more; one that was not cut off binds at once, on the count of
-    // before.
-    world.control("restart kube-scheduler KILL");
-    world.control("restart kube-controller-manager KILL");
+    world.bring_api_server_back();
     world.wait_ready().await;
     world.wait_told("NodeCountTended", true, false).await;
     // Whoever waits is bound at once, and the kubelet hears of it up to a minute later.

@@ -429,6 +429,14 @@ impl World {
         );
     }
 
+    /// Starts an API server again that was stopped, and with it those that by themselves come back to it only after half
+    /// a minute or more. Where they were not cut off they go on at once, on what they knew before.
+    pub fn bring_api_server_back(&self) {
+        self.control("start kube-apiserver");
+        self.control("restart kube-scheduler KILL");
+        self.control("restart kube-controller-manager KILL");
+    }
+
     /// Sends a command to the cluster's runner; the child ends when it is done.
     pub fn begin_control(&self, command: &str) -> Child {
         Command::new(repository().join("tests/cluster/bin/cluster"))

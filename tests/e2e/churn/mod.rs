@@ -16,6 +16,7 @@ mod table;
 mod trace;
 
 pub use life::now;
+pub use row::quantile;
 
 use crate::churn::load::Load;
 use crate::churn::program::{Daemon, run};

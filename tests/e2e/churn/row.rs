@@ -23,14 +23,8 @@ pub struct Waits {
 }
 
 impl Waits {
-    fn of(mut times: Vec<Duration>) -> Self {
-        times.sort();
-        let at = |percent: usize| {
-            let last = times.len().saturating_sub(1);
-            times
-                .get(last * percent / 100)
-                .map_or(0.0, |time| hundredths(*time))
-        };
+    fn of(times: &[Duration]) -> Self {
+        let at = |percent: usize| hundredths(quantile(times, percent));
         Self {
             count: times.len(),
             p50: at(50),
@@ -39,6 +33,14 @@ impl Waits {
             max: at(100),
         }
     }
+}
+
+/// The time that so many of a hundred are not above; none of no times.
+pub fn quantile(times: &[Duration], percent: usize) -> Duration {
+    let mut times = times.to_vec();
+    times.sort();
+    let place = (times.len() * percent).div_ceil(100).max(1) - 1;
+    times.get(place).copied().unwrap_or_default()
 }
 
 fn hundredths(time: Duration) -> f64 {
@@ -226,7 +228,7 @@ impl Evidence {
                 .max()?;
             Some(life.running?.saturating_sub(counted_end))
         };
-        Waits::of(lives.values().filter_map(after).collect())
+        Waits::of(&lives.values().filter_map(after).collect::<Vec<_>>())
     }
 
     /// Double uses by kind.
@@ -305,7 +307,7 @@ fn waits(run: &Run, is_meant: impl Fn(&Life) -> bool) -> Waits {
         let never = || run.ended.saturating_sub(life.created);
         life.wait().or_else(|| life.never_ran().then(never))
     };
-    Waits::of(meant.filter_map(wait).collect())
+    Waits::of(&meant.filter_map(wait).collect::<Vec<_>>())
 }
 
 fn most_lost_in_a_round(lives: &[&Life]) -> usize {
