@@ -14,6 +14,7 @@ test: ## everything, with the minutes of each part
 	@tests/run-all.sh
 
 demo: setup cluster-build ## pods of both kinds on 8 fake GPUs and real Kubernetes, and a refusal with its sentence
+	@cargo test -p gpu-bridge --test e2e --no-run
 	@cargo test -q -p gpu-bridge --test e2e -- --ignored --exact demo::the_main_job --nocapture
 
 cluster: setup ## start a Kubernetes to play with, and say how to use it
@@ -32,6 +33,7 @@ e2e-containerd: setup cluster-build ## the same on containerd and runc: needs ro
 	@tests/cluster/build-containerd.sh && cargo test -p gpu-bridge --test e2e -- --ignored --nocapture containerd::
 
 churn: setup cluster-build ## measure one load: SEED=1 PODS=200 LOAD=high DAEMON=bridge, see tests/bench/README.md
+	@cargo test -p gpu-bridge --test e2e --no-run
 	@cargo test -q -p gpu-bridge --test e2e -- --ignored --exact churn::program::one_run --nocapture
 
 churn-long: setup cluster-build ## measure all loads with three seeds, an hour or so; goes on where it was broken off

@@ -18,7 +18,7 @@ share=${SHARE:-100}
 bridge="high:500 mid:300 burst:200 volley:120 restarts:100 kills:100 one:40 eight:80"
 stand_ins="high:200 mid:125 burst:96"
 
-cargo test -q -p gpu-bridge --test e2e --no-run
+cargo test -p gpu-bridge --test e2e --no-run
 mkdir -p "$results" "$kept"
 
 # plan DAEMON SEEDS LOADS: a line for each run.
