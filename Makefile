@@ -40,6 +40,7 @@ churn-long: setup cluster-build ## measure all loads with three seeds, an hour o
 	@tests/churn-long.sh
 
 soak: setup ## churn on one daemon for an hour, no cluster: memory, descriptors, answers; SOAK_SECONDS=3600 SEED=1
+	@cargo test -p gpu-bridge --test daemon --no-run
 	@cargo test -q -p gpu-bridge --test daemon -- --ignored --exact soak::an_hour_of_churn_leaves_memory_and_descriptors_as_they_were_and_no_call_unanswered --nocapture
 
 fuzz: ## fuzz what is read of others, a minute each: FUZZ_SECONDS=60; needs a nightly compiler and cargo-fuzz, see fuzz/README.md

@@ -110,6 +110,15 @@ struct Counts {
     doubled: u64,
 }
 
+impl Counts {
+    /// Waits for the answer to a call; `None`: there was none in time.
+    async fn answer<T>(&mut self, call: impl Future<Output = T>) -> Option<T> {
+        let answer = timeout(ANSWER_LIMIT, call).await.ok();
+        self.unanswered += u64::from(answer.is_none());
+        answer
+    }
+}
+
 /// What the daemon's process has.
 #[derive(Debug, Clone, Copy)]
 struct Usage {
@@ -238,10 +247,8 @@ impl Soak {
             Step::PrepareAgain => self.prepare_all_again().await,
             Step::Nonsense => {
                 let call = self.world.allocate(&["GPU-nobody-has-this"]);
-                let answer = timeout(ANSWER_LIMIT, call).await;
-                match answer {
-                    Ok(answer) => drop(answer.expect_err("nobody has it")),
-                    Err(_) => self.counts.unanswered += 1,
+                if let Some(answer) = self.counts.answer(call).await {
+                    drop(answer.expect_err("nobody has it"));
                 }
             }
             Step::Look => self.look().await,
@@ -294,9 +301,8 @@ impl Soak {
         }
         let name = self.next_name();
         let gpus = u32::try_from(wanted).expect("one or two");
-        let Ok(admitted) = timeout(ANSWER_LIMIT, self.world.admit_counted(&name, gpus)).await
-        else {
-            self.counts.unanswered += 1;
+        let admitted = self.world.admit_counted(&name, gpus);
+        let Some(admitted) = self.counts.answer(admitted).await else {
             return;
         };
         if admitted.is_err() {
@@ -362,12 +368,7 @@ impl Soak {
     }
 
     async fn end(&mut self, name: &str) {
-        if timeout(ANSWER_LIMIT, self.world.end_pod(name))
-            .await
-            .is_err()
-        {
-            self.counts.unanswered += 1;
-        }
+        self.counts.answer(self.world.end_pod(name)).await;
     }
 
     async fn end_one(&mut self) {
@@ -383,10 +384,9 @@ impl Soak {
         };
         self.world.kubelet().force_delete(&pod_uid(&pod.name));
         self.world.api.delete("pods", NAMESPACE, &pod.name);
-        let given_back = timeout(ANSWER_LIMIT, self.world.kubelet().reconcile_claims()).await;
-        match given_back {
-            Ok(answer) => answer.expect("an Unprepare is never refused"),
-            Err(_) => self.counts.unanswered += 1,
+        let given_back = self.world.kubelet().reconcile_claims();
+        if let Some(answer) = self.counts.answer(given_back).await {
+            answer.expect("an Unprepare is never refused");
         }
         if matches!(pod.of, Use::Claim(_)) {
             self.world
@@ -433,8 +433,7 @@ impl Soak {
 
     /// Asks for the status, and looks whether anybody shares a unit.
     async fn look(&mut self) {
-        let Ok(status) = timeout(ANSWER_LIMIT, self.world.status()).await else {
-            self.counts.unanswered += 1;
+        let Some(status) = self.counts.answer(self.world.status()).await else {
             return;
         };
         let units = status["units"].as_array().cloned().unwrap_or_default();
