@@ -14,7 +14,7 @@ const NAMESPACE: &str = "default";
 /// A pod on an idle machine runs within a second; two busy cores are another matter.
 pub const RUNNING: Duration = Duration::from_secs(30);
 /// So long a pod may wait before it is looked at whether the API server forbade the kubelet its claim.
-const NUDGE_PERIOD: Duration = Duration::from_secs(3);
+pub const NUDGE_PERIOD: Duration = Duration::from_secs(3);
 /// What the node authorizer says of a claim that it has not seen allocated yet.
 const LATE_AUTHORIZER: &str = "no relationship found between node";
 
@@ -258,6 +258,11 @@ impl World {
             return;
         }
         *look = Instant::now() + NUDGE_PERIOD;
+        self.nudge_if_forbidden(pod).await;
+    }
+
+    /// The same, if it is so now.
+    pub async fn nudge_if_forbidden(&self, pod: &str) {
         let events = self.events(pod).await;
         if !events.iter().any(|event| event.contains(LATE_AUTHORIZER)) {
             return;

@@ -10,7 +10,7 @@ use super::dice::Dice;
 use super::life::{Life, Lives, now};
 use super::load::{Arrivals, Blows, Fate, Kind, Load, Made, Successors};
 use super::seen::Watches;
-use crate::objects::PodSpec;
+use crate::objects::{NUDGE_PERIOD, PodSpec};
 use crate::world::World;
 
 /// The longest that the driver looks away from what is due.
@@ -74,6 +74,7 @@ pub struct Driver<'a> {
     blow: Blow,
     blows: u32,
     last_news: Duration,
+    last_nudge: Duration,
 }
 
 /// Where a blow is.
@@ -122,6 +123,7 @@ impl<'a> Driver<'a> {
             blow,
             blows: 0,
             last_news: now,
+            last_nudge: now,
         }
     }
 
@@ -138,6 +140,7 @@ impl<'a> Driver<'a> {
             self.note_failures();
             self.go().await;
             self.succeed().await;
+            self.nudge().await;
             self.blow().await;
             let at = now();
             let all_came = self.came() >= self.pods;
@@ -385,6 +388,21 @@ impl<'a> Driver<'a> {
             })
             .collect();
         self.create(pods).await;
+    }
+
+    async fn nudge(&mut self) {
+        let at = now();
+        if !self.load.nudges || at.saturating_sub(self.last_nudge) < NUDGE_PERIOD {
+            return;
+        }
+        self.last_nudge = at;
+        let stays = |life: &Life| {
+            life.bound_only_for(at)
+                .is_some_and(|since| since >= NUDGE_PERIOD)
+        };
+        for (name, _) in self.lives.iter().filter(|(_, life)| stays(life)) {
+            self.world.nudge_if_forbidden(name).await;
+        }
     }
 
     async fn blow(&mut self) {

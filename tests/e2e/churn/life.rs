@@ -93,6 +93,11 @@ impl Life {
         Some(self.running?.saturating_sub(self.created))
     }
 
+    /// Whether the kubelet could not read its claim.
+    pub fn was_forbidden(&self) -> bool {
+        self.refusals.iter().any(|(_, why)| is_forbidden(why))
+    }
+
     /// Whether it should have run: nobody deleted it before, and it did not fail.
     pub fn never_ran(&self) -> bool {
         self.running.is_none() && !self.is_lost() && self.fate.early.is_none()
@@ -101,3 +106,8 @@ impl Life {
 
 /// All pods of a run by name.
 pub type Lives = BTreeMap<String, Life>;
+
+/// Whether the kubelet could not read the claim: then no driver was asked.
+pub fn is_forbidden(refusal: &str) -> bool {
+    refusal.contains("fetch ResourceClaim") && refusal.contains("forbidden")
+}

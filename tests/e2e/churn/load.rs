@@ -103,6 +103,9 @@ pub struct Load {
     pub early_per_mille: u64,
     pub successors: Successors,
     pub blows: Blows,
+    /// Whether the kubelet is made to ask again where the node authorizer was late, so that what no driver can help
+    /// does not keep a pod from running.
+    pub nudges: bool,
     /// The goal of `tests/bench/README.md` is for it.
     pub has_goal: bool,
 }
@@ -122,6 +125,7 @@ const HIGH: Load = Load {
     early_per_mille: 20,
     successors: Successors::None,
     blows: Blows::None,
+    nudges: false,
     has_goal: true,
 };
 

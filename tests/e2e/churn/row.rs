@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::audit::{Audit, Clock};
 use super::driver::Run;
-use super::life::Life;
+use super::life::{Life, is_forbidden};
 use super::load::Kind;
 use crate::record::{Double, Holder, Record};
 use crate::world::World;
@@ -171,9 +171,7 @@ impl Evidence {
             seconds: run.last_came.saturating_sub(run.began).as_secs(),
             counted_failed: count(&|life| life.kind == Kind::Counted && life.failed.is_some()),
             prepare_refused: count(&|life| life.refusals.iter().any(|(_, why)| !is_forbidden(why))),
-            prepare_forbidden: count(&|life| {
-                life.refusals.iter().any(|(_, why)| is_forbidden(why))
-            }),
+            prepare_forbidden: count(&Life::was_forbidden),
             stuck,
             stuck_by_kubernetes: count(&|life| life.stuck) - stuck,
             evicted: count(&|life| life.evicted.is_some()),
@@ -316,11 +314,6 @@ fn most_lost_in_a_round(lives: &[&Life]) -> usize {
         *lost.entry(life.round).or_default() += 1;
     }
     lost.into_values().max().unwrap_or(0)
-}
-
-/// Whether the kubelet could not read the claim: then no driver was asked.
-fn is_forbidden(refusal: &str) -> bool {
-    refusal.contains("fetch ResourceClaim") && refusal.contains("forbidden")
 }
 
 /// The sum of spans that may overlap.
