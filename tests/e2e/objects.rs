@@ -253,7 +253,7 @@ impl World {
     /// Makes the kubelet try again at once where the API server's node authorizer was late: a claim that was allocated
     /// a moment ago is forbidden to the kubelet then, which comes back after 77 to 89 s by itself, and at once where
     /// the pod changes. No driver can do anything about it, so it is nothing that a test of ours should fail for.
-    async fn nudge_forbidden(&self, pod: &str, look: &mut Instant) {
+    pub async fn nudge_forbidden(&self, pod: &str, look: &mut Instant) {
         if Instant::now() < *look {
             return;
         }
@@ -357,11 +357,13 @@ impl World {
     /// Waits until an event of a pod has a text in it, and returns the event.
     pub async fn wait_event(&self, pod: &str, text: &str, limit: Duration) -> String {
         let deadline = Instant::now() + limit;
+        let mut look = Instant::now() + NUDGE_PERIOD;
         loop {
             let events = self.events(pod).await;
             if let Some(event) = events.iter().find(|event| event.contains(text)) {
                 return event.clone();
             }
+            self.nudge_forbidden(pod, &mut look).await;
             assert!(
                 Instant::now() < deadline,
                 "no event of pod {pod} has {text:?}: {events:#?}"
