@@ -420,7 +420,7 @@ impl Pool {
     }
 
     fn is_usable(&self, unit: &UnitId, spoken_for: &BTreeSet<UnitId>) -> bool {
-        !spoken_for.contains(unit) && self.is_present(unit) && self.is_clean(unit)
+        !spoken_for.contains(unit) && self.is_present(unit) && self.is_idle(unit)
     }
 
     fn is_unheld(&self, unit: &UnitId) -> bool {
@@ -476,7 +476,7 @@ impl Pool {
             .filter(|unit| !spoken_for.contains(*unit) && self.is_present(unit))
             .any(|unit| {
                 self.only_lingers(unit, |_| true)
-                    || (self.is_only_reserved(unit) && !self.is_clean(unit))
+                    || (self.is_only_reserved(unit) && !self.is_idle(unit))
             })
     }
 

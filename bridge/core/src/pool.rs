@@ -258,6 +258,13 @@ impl Pool {
         self.busy(unit).is_some_and(|pids| pids.is_empty())
     }
 
+    /// Whether nothing runs on a unit and on all that overlaps it: only then it may change hands. A process in an
+    /// instance is expected to be told of the instance alone: told of its parent too, it keeps the other instances.
+    pub(crate) fn is_idle(&self, unit: &UnitId) -> bool {
+        let mut overlapping = self.ledger.overlapping(unit).into_iter();
+        self.is_clean(unit) && overlapping.all(|other| self.is_clean(other))
+    }
+
     /// Units asked for by counted pods that are bound here and whose `Allocate` is still to come.
     ///
     /// A granted unit that is not listed yet is one that a pod has got, of those that were known about then: one that

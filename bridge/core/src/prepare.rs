@@ -288,9 +288,11 @@ impl Pool {
         {
             return Err(self.in_the_way(request, device, holder, hold));
         }
-        match self.busy(unit) {
-            Some(pids) if pids.is_empty() => {}
-            busy => return Err(PrepareOutcome::Wait(unit_busy(request, device, busy))),
+        let mut hardware = self.ledger.overlapping(unit);
+        hardware.push(unit);
+        if let Some(used) = hardware.into_iter().find(|unit| !self.is_clean(unit)) {
+            let busy = self.busy(used);
+            return Err(PrepareOutcome::Wait(unit_busy(request, device, busy)));
         }
         let is_moving = self.is_mobile() && self.side_of(unit) != Some(Side::Dra);
         if is_moving || self.is_wanted_by_counted(request, unit) {

@@ -176,6 +176,31 @@ fn a_process_seen_on_an_instance_and_on_its_parent_makes_one_of_them_foreign() {
 }
 
 #[test]
+fn an_instance_is_given_to_nobody_while_a_process_runs_on_its_parent() {
+    let mut counted = on_side(Side::Legacy);
+    counted.granted("GPU-3", &NOTHING);
+    counted.run("GPU-0", &[(5, None)]);
+    for patience in [Patience::Waits, Patience::LastCall] {
+        let outcome = counted.allocate(&["MIG-1"], patience, &NOTHING);
+        assert!(
+            !matches!(outcome, AllocateOutcome::Granted(_)),
+            "{outcome:?}"
+        );
+    }
+    let mut claims = on_side(Side::Dra);
+    claims.run("GPU-0", &[(5, None)]);
+    assert!(matches!(
+        claims.prepare("claim-a", &["gpu-1"]),
+        PrepareOutcome::Wait(Refusal::UnitBusy { .. })
+    ));
+    claims.run("GPU-0", &[]);
+    assert!(matches!(
+        claims.prepare("claim-a", &["gpu-1"]),
+        PrepareOutcome::Prepared(_)
+    ));
+}
+
+#[test]
 fn a_node_with_instances_is_adopted_without_overlapping_holds() {
     let mut daemon = on_side(Side::Legacy);
     daemon.pool = crate::Pool::waiting(Settings::default());
