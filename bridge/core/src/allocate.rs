@@ -302,10 +302,15 @@ impl Transition {
         let Some(unit) = self.pool.best_lingering(own, spoken_for) else {
             return Err(AllocateOutcome::Refused(self.pool.no_free_unit(id)));
         };
+        let hardware = self.pool.hardware(&unit);
+        let pids: BTreeSet<u32> = hardware
+            .filter_map(|unit| self.pool.busy(unit))
+            .flatten()
+            .collect();
         self.report(Report::HandedOverBusy {
             id: id.clone(),
             unit: unit.clone(),
-            pids: self.pool.busy(&unit).unwrap_or_default(),
+            pids: pids.into_iter().collect(),
         });
         self.pool.ledger.clear(&unit);
         Ok(unit)

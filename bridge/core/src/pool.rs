@@ -261,8 +261,13 @@ impl Pool {
     /// Whether nothing runs on a unit and on all that overlaps it: only then it may change hands. A process in an
     /// instance is expected to be told of the instance alone: told of its parent too, it keeps the other instances.
     pub(crate) fn is_idle(&self, unit: &UnitId) -> bool {
-        let mut overlapping = self.ledger.overlapping(unit).into_iter();
-        self.is_clean(unit) && overlapping.all(|other| self.is_clean(other))
+        self.hardware(unit).all(|unit| self.is_clean(unit))
+    }
+
+    /// A unit and all that overlaps it.
+    pub(crate) fn hardware<'a>(&'a self, unit: &'a UnitId) -> impl Iterator<Item = &'a UnitId> {
+        let overlapping = self.ledger.overlapping(unit);
+        std::iter::once(unit).chain(overlapping)
     }
 
     /// Units asked for by counted pods that are bound here and whose `Allocate` is still to come.

@@ -288,9 +288,7 @@ impl Pool {
         {
             return Err(self.in_the_way(request, device, holder, hold));
         }
-        let mut hardware = self.ledger.overlapping(unit);
-        hardware.push(unit);
-        if let Some(used) = hardware.into_iter().find(|unit| !self.is_clean(unit)) {
+        if let Some(used) = self.hardware(unit).find(|unit| !self.is_clean(unit)) {
             let busy = self.busy(used);
             return Err(PrepareOutcome::Wait(unit_busy(request, device, busy)));
         }

@@ -73,7 +73,7 @@ pub enum Report {
         id: DeviceId,
         /// The unit.
         unit: UnitId,
-        /// Host PIDs.
+        /// Host PIDs on it and on all that overlaps it.
         pids: Vec<u32>,
     },
     /// `Allocate` took a unit from a claim that was allocated and not prepared.

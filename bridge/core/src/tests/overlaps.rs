@@ -7,7 +7,7 @@ use std::num::NonZeroU32;
 use super::kit::*;
 use crate::{
     Adoption, AllocateOutcome, Claims, Health, Hold, HoldKind, Ledger, Listing, Mode, Patience,
-    PodSource, Pods, PrepareOutcome, Refusal, Settings, Side, UnitKind, UnitRecord,
+    PodSource, Pods, PrepareOutcome, Refusal, Report, Settings, Side, UnitKind, UnitRecord,
 };
 
 const NOTHING: Listing = Listing { pods: Vec::new() };
@@ -198,6 +198,28 @@ fn an_instance_is_given_to_nobody_while_a_process_runs_on_its_parent() {
         claims.prepare("claim-a", &["gpu-1"]),
         PrepareOutcome::Prepared(_)
     ));
+}
+
+#[test]
+fn an_instance_that_goes_over_a_process_on_its_parent_is_reported_with_that_process() {
+    let mut daemon = on_side(Side::Legacy);
+    daemon.granted("GPU-3", &NOTHING);
+    daemon.granted("GPU-0", &NOTHING);
+    let pods = [live("pod-a", 1), live("pod-b", 1)];
+    daemon.see_pods(&pods);
+    daemon.list(&listing(&[("pod-a", &["GPU-3"]), ("pod-b", &["GPU-0"])]));
+    // pod-b is force-deleted and its process runs on.
+    daemon.run("GPU-0", &[(7, Some("pod-b"))]);
+    daemon.see_pods(&pods[..1]);
+    let only_a = listing(&[("pod-a", &["GPU-3"])]);
+    daemon.list(&only_a);
+    daemon.list(&only_a);
+    assert_eq!(daemon.holds("GPU-0"), "Foreign Lingering pod-b");
+    assert_eq!(daemon.granted("MIG-1", &only_a), "MIG-1");
+    assert!(
+        daemon.reported(|r| matches!(r, Report::HandedOverBusy { pids, .. } if pids == &[7])),
+        "nobody learns what runs on the parent"
+    );
 }
 
 #[test]
