@@ -13,8 +13,9 @@ use super::atomic;
 const NAME: &str = "lock";
 /// How often the lock is taken anew when its file is removed while it is being taken.
 const ATTEMPTS: u32 = 3;
-/// A process id has at most 7 digits; what is longer was not written by this daemon.
-const HOLDER_LIMIT: u64 = 16;
+/// A process id has at most 7 digits, and a pod's UID 36 letters as a rule; what is much longer was not written by
+/// this daemon.
+const NOTE_LIMIT: u64 = 256;
 
 /// Why the lock is not ours.
 #[derive(Debug, thiserror::Error)]
@@ -47,6 +48,33 @@ pub(super) struct Lock {
     path: PathBuf,
 }
 
+/// What the owner has written into the lock file.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Note {
+    /// Its process id.
+    pub(super) process: Option<u32>,
+    /// The UID of its pod.
+    pub(super) pod: Option<String>,
+}
+
+impl Note {
+    /// Reads the note in a state folder. It is a hint: only the lock itself says who owns the folder.
+    pub(super) fn read(folder: &Path) -> Self {
+        File::open(folder.join(NAME)).map_or_else(|_| Self::default(), |file| Self::of(&file))
+    }
+
+    fn of(file: &File) -> Self {
+        let mut text = String::new();
+        // What is no text is no note.
+        let _ = file.take(NOTE_LIMIT).read_to_string(&mut text);
+        let mut lines = text.lines();
+        Self {
+            process: lines.next().and_then(|line| line.trim().parse().ok()),
+            pod: lines.next().map(str::to_owned),
+        }
+    }
+}
+
 impl Lock {
     /// Takes the lock of a state folder at once or not at all.
     pub(super) fn acquire(folder: &Path) -> Result<Self, Error> {
@@ -68,7 +96,7 @@ impl Lock {
             path: path.clone(),
             source,
         };
-        let mut file = OpenOptions::new()
+        let file = OpenOptions::new()
             .read(true)
             .write(true)
             .create(true)
@@ -80,20 +108,38 @@ impl Lock {
         match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
             Err(rustix::io::Errno::WOULDBLOCK) => {
-                let holder = holder(&mut file);
+                let holder = match Note::of(&file).process {
+                    Some(process) => format!("process {process}"),
+                    None => "its process is not known".to_owned(),
+                };
                 return Err(Error::Held { path, holder });
             }
             Err(errno) => return Err(failed(errno.into())),
         }
-        // For the message of the next one that comes. On a full disk the lock holds without it.
+        let mut lock = Self { file, path };
+        lock.sign(None);
+        Ok(lock)
+    }
+
+    /// Writes who we are into the file, for the message of the next one that comes, and for one that has calls for us.
+    /// On a full disk the lock holds without it.
+    pub(super) fn sign(&mut self, pod: Option<&str>) {
+        let pod = pod.unwrap_or_default();
+        let file = &mut self.file;
         let note = file
             .set_len(0)
             .and_then(|()| file.rewind())
-            .and_then(|()| writeln!(file, "{}", std::process::id()));
+            .and_then(|()| writeln!(file, "{}\n{pod}", std::process::id()));
         if let Err(error) = note {
-            tracing::debug!(%error, "the process id could not be written into the lock file");
+            tracing::debug!(%error, "the lock file could not be signed");
         }
-        Ok(Self { file, path })
+    }
+
+    /// Takes the signature off: nobody owns the folder in a moment.
+    pub(super) fn unsign(&mut self) {
+        if let Err(error) = self.file.set_len(0) {
+            tracing::debug!(%error, "the lock file could not be cleared");
+        }
     }
 
     /// Whether the file with our lock is the one that the next daemon would find.
@@ -114,10 +160,33 @@ impl Drop for Lock {
     }
 }
 
-fn holder(file: &mut File) -> String {
-    let mut text = String::new();
-    match file.take(HOLDER_LIMIT).read_to_string(&mut text) {
-        Ok(_) if text.trim().parse::<u32>().is_ok() => format!("process {}", text.trim()),
-        Ok(_) | Err(_) => "its process is not known".to_owned(),
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_note_says_who_owns_the_folder_and_nothing_once_it_is_let_go() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(Note::read(folder.path()), Note::default());
+        let mut lock = Lock::acquire(folder.path()).unwrap();
+        let own = Note::read(folder.path());
+        assert_eq!(own.process, Some(std::process::id()));
+        lock.sign(Some("4f2"));
+        assert_eq!(Note::read(folder.path()).pod.as_deref(), Some("4f2"));
+        let error = Lock::acquire(folder.path()).unwrap_err();
+        let process = format!("process {}", std::process::id());
+        assert!(error.to_string().contains(&process), "{error}");
+        lock.unsign();
+        assert_eq!(Note::read(folder.path()), Note::default());
+    }
+
+    #[test]
+    fn what_somebody_else_wrote_there_is_no_note() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(NAME);
+        for text in [b"\xff\xfe".as_slice(), b"here", &[b'7'; 1000]] {
+            atomic::replace(&path, text, 0o600).unwrap();
+            assert_eq!(Note::read(folder.path()), Note::default());
+        }
     }
 }

@@ -28,7 +28,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use bridge_core::{ClaimRef, ClaimUid, Ledger};
+use bridge_core::{ClaimRef, ClaimUid, Ledger, PodUid};
 
 use self::aside::BAD;
 pub use self::aside::{
@@ -75,12 +75,20 @@ pub enum Error {
         /// The folder.
         path: PathBuf,
     },
-    /// Somebody else owns the folder, or nobody can.
+    /// Another daemon owns the folder.
+    #[error("the state folder {} can't be locked", path.display())]
+    Owned {
+        /// The folder.
+        path: PathBuf,
+        /// Who has it.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// Nobody can own the folder.
     #[error("the state folder {} can't be locked", path.display())]
     Lock {
         /// The folder.
         path: PathBuf,
-        /// Who has it, or why it can't be taken.
+        /// Why the lock can't be taken.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// What was read could be gone after a power failure.
@@ -132,7 +140,7 @@ pub enum Loaded {
     },
 }
 
-/// The state folder of this node, ours alone while this lives.
+/// The state folder of this node, ours alone while this lives, unless it was [let go](Store::let_go).
 #[derive(Debug)]
 pub struct Store {
     folder: PathBuf,
@@ -143,9 +151,19 @@ pub struct Store {
 
 #[derive(Debug)]
 struct State {
-    lock: Lock,
+    /// `None`: another daemon may own the folder now, and nothing in it is written.
+    lock: Option<Lock>,
+    /// With which the lock is signed.
+    pod: Option<PodUid>,
     ledger: OnDisk,
     unprepared: BTreeMap<ClaimUid, ClaimRef>,
+}
+
+impl State {
+    fn own(&mut self, mut lock: Lock) {
+        lock.sign(self.pod.as_ref().map(PodUid::as_str));
+        self.lock = Some(lock);
+    }
 }
 
 /// What may be done with the ledger's file.
@@ -165,26 +183,8 @@ impl Store {
     /// # Errors
     /// The folder can't be made, another daemon owns it, or the disk does not hold what was read.
     pub fn open(folder: &Path, boot_id: BootId) -> Result<(Self, Loaded), Error> {
-        DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(folder)
-            .map_err(|source| Error::Folder {
-                path: folder.to_owned(),
-                source,
-            })?;
-        if folder
-            .metadata()
-            .is_ok_and(|found| found.mode() & WRITABLE_BY_ALL != 0)
-        {
-            return Err(Error::OpenToAll {
-                path: folder.to_owned(),
-            });
-        }
-        let lock = Lock::acquire(folder).map_err(|source| Error::Lock {
-            path: folder.to_owned(),
-            source: source.into(),
-        })?;
+        make_folder(folder)?;
+        let lock = lock(folder)?;
         let (loaded, unknown) = load(folder, &boot_id)?;
         let ledger = match loaded {
             Loaded::Ledger(_) => OnDisk::Ours,
@@ -196,7 +196,8 @@ impl Store {
             boot_id,
             unknown,
             state: Mutex::new(State {
-                lock,
+                lock: Some(lock),
+                pod: None,
                 ledger,
                 unprepared: load_unprepared(folder),
             }),
@@ -262,6 +263,43 @@ impl Store {
         self.state().unprepared.keys().cloned().collect()
     }
 
+    /// Says in the lock file whose daemon this is, so that another one can pass on what comes to it.
+    pub fn sign(&self, pod: PodUid) {
+        let mut state = self.state();
+        state.pod = Some(pod);
+        if let Some(lock) = state.lock.take() {
+            state.own(lock);
+        }
+    }
+
+    /// The pod of another daemon that owns the folder, as it has signed; `None` if it has not, or there is none.
+    #[must_use]
+    pub fn other_owner(&self) -> Option<PodUid> {
+        let pod = PodUid::new(lock::Note::read(&self.folder).pod?).ok()?;
+        Some(pod).filter(|pod| self.state().pod.as_ref() != Some(pod))
+    }
+
+    /// Gives the lock back, so that another daemon can own the folder. Nothing is written from then on.
+    pub fn let_go(&self) {
+        if let Some(mut lock) = self.state().lock.take() {
+            lock.unsign();
+        }
+    }
+
+    /// Takes the lock again after [`let_go`](Self::let_go), and reads what is there now. Whoever finds it to be what
+    /// was there before may go on; what another daemon has written needs a new start.
+    ///
+    /// # Errors
+    /// As for [`open`](Self::open); nothing has changed then.
+    pub fn take_back(&self) -> Result<Loaded, Error> {
+        let mut state = self.state();
+        let lock = lock(&self.folder)?;
+        let (loaded, _) = load(&self.folder, &self.boot_id)?;
+        state.unprepared = load_unprepared(&self.folder);
+        state.own(lock);
+        Ok(loaded)
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         // What it guards is changed only after the disk was: a panic leaves nothing half done.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -285,8 +323,13 @@ impl Store {
 
     /// Takes the lock again if somebody has removed its file: the next daemon would not find ours.
     fn own(&self, state: &mut State) -> Result<(), BoxError> {
-        if !state.lock.stands() {
-            state.lock = Lock::acquire(&self.folder)?;
+        match &state.lock {
+            None => return Err("it was handed over to another gpu-bridge".into()),
+            Some(lock) if lock.stands() => {}
+            Some(_) => {
+                let lock = Lock::acquire(&self.folder)?;
+                state.own(lock);
+            }
         }
         Ok(())
     }
@@ -328,6 +371,44 @@ fn told(path: &Path, outcome: Result<(), ReplaceError>) -> Result<(), SaveError>
         ReplaceError::Unchanged { .. } => not_saved(path, error.into()),
         ReplaceError::Replaced { .. } => SaveError::Doubtful {
             path: path.to_owned(),
+            source: error.into(),
+        },
+    })
+}
+
+/// Makes the state folder if need be, for its owner alone (0700).
+///
+/// # Errors
+/// It can't be made, or is open to everybody.
+pub fn make_folder(folder: &Path) -> Result<(), Error> {
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(folder)
+        .map_err(|source| Error::Folder {
+            path: folder.to_owned(),
+            source,
+        })?;
+    if folder
+        .metadata()
+        .is_ok_and(|found| found.mode() & WRITABLE_BY_ALL != 0)
+    {
+        return Err(Error::OpenToAll {
+            path: folder.to_owned(),
+        });
+    }
+    Ok(())
+}
+
+fn lock(folder: &Path) -> Result<Lock, Error> {
+    let path = folder.to_owned();
+    Lock::acquire(folder).map_err(|error| match error {
+        lock::Error::Held { .. } => Error::Owned {
+            path,
+            source: error.into(),
+        },
+        lock::Error::Failed { .. } => Error::Lock {
+            path,
             source: error.into(),
         },
     })

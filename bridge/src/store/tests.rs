@@ -482,6 +482,33 @@ fn a_lock_file_that_was_removed_is_taken_anew_and_one_that_changed_hands_stops_t
 }
 
 #[test]
+fn a_ledger_that_was_let_go_is_written_by_nobody_until_it_is_owned_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let (old, _) = open(folder.path());
+    let (first, second) = (PodUid::new("1").unwrap(), PodUid::new("2").unwrap());
+    old.sign(first.clone());
+    old.save(&full()).unwrap();
+    assert_eq!(old.other_owner(), None);
+    old.let_go();
+    let error = old.save(&Ledger::default()).unwrap_err();
+    assert!(chain(&error).contains("handed over"), "{}", chain(&error));
+
+    let (new, found) = open(folder.path());
+    new.sign(second.clone());
+    assert_eq!(found, Loaded::Ledger(full()));
+    assert_eq!(old.other_owner(), Some(second));
+    assert!(matches!(old.take_back(), Err(Error::Owned { .. })));
+    let mut changed = full();
+    changed.generation += 1;
+    new.save(&changed).unwrap();
+    drop(new);
+
+    assert_eq!(old.take_back().unwrap(), Loaded::Ledger(changed));
+    assert_eq!(old.other_owner(), None);
+    old.save(&full()).unwrap();
+}
+
+#[test]
 fn a_state_folder_that_can_not_be_made_is_an_error_with_its_name() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("file");

@@ -18,7 +18,8 @@ pub use connect::channel;
 pub use incoming::Incoming;
 pub use names::{
     device_plugin_socket_name, is_device_plugin_socket_name, is_registration_socket_name,
-    registration_socket_name, sweep_device_plugin_sockets, sweep_registration_sockets,
+    newest_device_plugin_socket, own_admin_socket, registration_socket_name, sweep_admin_sockets,
+    sweep_device_plugin_sockets, sweep_registration_sockets,
 };
 pub use peer::{Identity, Listener, listener};
 pub use throttle::Throttle;

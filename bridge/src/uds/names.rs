@@ -50,6 +50,25 @@ pub fn is_registration_socket_name(driver: &str, name: &str) -> bool {
     name.starts_with(driver) && name.ends_with(REGISTRATION_SUFFIX)
 }
 
+/// The socket of `instance` in the kubelet's device plugin folder that was made last; `None` if there is none.
+///
+/// # Errors
+/// The folder can't be read. A folder that does not exist is empty.
+pub fn newest_device_plugin_socket(folder: &Path, instance: &str) -> io::Result<Option<PathBuf>> {
+    let prefix = format!("{DEVICE_PLUGIN_PREFIX}{instance}-");
+    let is_of_instance = |name: &str| name.starts_with(&prefix) && name.ends_with(SOCKET_SUFFIX);
+    let mut newest = None;
+    for entry in entries(folder, is_of_instance)? {
+        // One that is just being removed is none.
+        let Ok(made) = entry.metadata().and_then(|metadata| metadata.modified()) else {
+            continue;
+        };
+        let found = Some((made, entry.path()));
+        newest = newest.max(found);
+    }
+    Ok(newest.map(|(_, path)| path))
+}
+
 /// Removes registration sockets of `driver` on which nobody listens, whoever made them: the kubelet would go on
 /// dialling them. Returns what was removed.
 ///
@@ -62,6 +81,29 @@ pub fn sweep_registration_sockets(folder: &Path, driver: &str) -> io::Result<Vec
     })
 }
 
+/// File name of the admin socket of one of two daemons on a node, from the name of the one that the owner of the
+/// ledger has: `admin.sock` and the pod's UID make `admin-<UID>.sock`.
+#[must_use]
+pub fn own_admin_socket(admin_socket: &Path, instance: &str) -> PathBuf {
+    let name = admin_socket.file_stem().unwrap_or_default();
+    let mut own = name.to_owned();
+    own.push(format!("-{instance}{SOCKET_SUFFIX}"));
+    admin_socket.with_file_name(own)
+}
+
+/// Removes what daemons left behind that had a socket of [`own_admin_socket`]. Returns what was removed.
+///
+/// # Errors
+/// The folder can't be read, or a stale socket can't be removed. A folder that does not exist is empty.
+pub fn sweep_admin_sockets(admin_socket: &Path) -> io::Result<Vec<PathBuf>> {
+    let folder = admin_socket.parent().unwrap_or_else(|| Path::new("/"));
+    let stem = admin_socket.file_stem().unwrap_or_default();
+    let prefix = format!("{}-", stem.to_string_lossy());
+    sweep(folder, |name| {
+        name.starts_with(&prefix) && name.ends_with(SOCKET_SUFFIX)
+    })
+}
+
 /// Removes our own sockets in the device plugin folder on which nobody listens. Returns what was removed.
 ///
 /// # Errors
@@ -71,17 +113,8 @@ pub fn sweep_device_plugin_sockets(folder: &Path) -> io::Result<Vec<PathBuf>> {
 }
 
 fn sweep(folder: &Path, is_ours: impl Fn(&str) -> bool) -> io::Result<Vec<PathBuf>> {
-    let entries = match fs::read_dir(folder) {
-        Ok(entries) => entries,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(error) => return Err(error),
-    };
     let mut removed = Vec::new();
-    for entry in entries {
-        let entry = entry?;
-        if !entry.file_name().to_str().is_some_and(&is_ours) {
-            continue;
-        }
+    for entry in entries(folder, is_ours)? {
         let path = entry.path();
         match remove_if_stale(&path)? {
             Stale::Removed => removed.push(path),
@@ -90,6 +123,23 @@ fn sweep(folder: &Path, is_ours: impl Fn(&str) -> bool) -> io::Result<Vec<PathBu
     }
     removed.sort();
     Ok(removed)
+}
+
+/// What is in a folder under names of ours.
+fn entries(folder: &Path, is_ours: impl Fn(&str) -> bool) -> io::Result<Vec<fs::DirEntry>> {
+    let all = match fs::read_dir(folder) {
+        Ok(all) => all,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(error),
+    };
+    let mut found = Vec::new();
+    for entry in all {
+        let entry = entry?;
+        if entry.file_name().to_str().is_some_and(&is_ours) {
+            found.push(entry);
+        }
+    }
+    Ok(found)
 }
 
 #[cfg(test)]
@@ -155,6 +205,53 @@ mod tests {
         let removed = sweep_device_plugin_sockets(folder.path()).unwrap();
         assert_eq!(removed, [ours]);
         assert!(other.exists());
+    }
+
+    #[test]
+    fn the_newest_socket_of_an_instance_is_found_and_no_other_instances() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let path = |name: &str| folder.path().join(name);
+        assert_eq!(
+            newest_device_plugin_socket(folder.path(), "a").unwrap(),
+            None
+        );
+        let names = ["gpu-bridge-a-9-0.sock", "gpu-bridge-a-1-1.sock"];
+        let made: Vec<_> = names
+            .iter()
+            .map(|name| {
+                testkit::eventually_blocking(
+                    "a later time",
+                    std::time::Duration::from_secs(5),
+                    || {
+                        let _ = fs::remove_file(path(name));
+                        drop(UnixListener::bind(path(name)).unwrap());
+                        let time = |name: &str| {
+                            fs::symlink_metadata(path(name))
+                                .unwrap()
+                                .modified()
+                                .unwrap()
+                        };
+                        *name == names[0] || time(names[0]) < time(name)
+                    },
+                );
+                path(name)
+            })
+            .collect();
+        drop(UnixListener::bind(path("gpu-bridge-b-1-1.sock")).unwrap());
+        let newest = newest_device_plugin_socket(folder.path(), "a").unwrap();
+        assert_eq!(newest.as_ref(), made.last());
+    }
+
+    #[test]
+    fn admin_sockets_of_daemons_that_are_gone_are_swept_and_the_owners_is_not() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let owners = folder.path().join("admin.sock");
+        let own = own_admin_socket(&owners, "4f2");
+        assert_eq!(own, folder.path().join("admin-4f2.sock"));
+        drop(UnixListener::bind(&owners).unwrap());
+        drop(UnixListener::bind(&own).unwrap());
+        assert_eq!(sweep_admin_sockets(&owners).unwrap(), [own]);
+        assert!(owners.exists());
     }
 
     #[test]
