@@ -3,12 +3,18 @@
 //! Ledger and lock first, then the inventory, then the sockets, then the kubelet, and the API server last: a node
 //! with a good ledger answers the kubelet while the API server is away. A task that ends takes the process with
 //! it, saying why: half a daemon that looks alive is worse than a restart.
+//!
+//! While another daemon on the node owns the ledger, this one waits for it (`succession`), and gives it to the next
+//! one (`reign`).
 
 mod client;
 mod conditions;
 mod feeds;
+mod leave;
 mod lookout;
 mod preview;
+mod reign;
+mod succession;
 
 use std::collections::BTreeSet;
 use std::future::Future;
@@ -22,20 +28,22 @@ use bridge_core::{
     ClaimUid, Claims, Pods, Pool, Process, Processes, Settings, UnitId, UnitProcesses,
 };
 use bridge_nvml::Session;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
-use crate::admin::{self, Conditions};
+use self::reign::Reign;
+use self::succession::{Owned, Waiting, Way};
+use crate::admin::{self, Conditions, Pages};
 use crate::arbiter::{Arbiter, Handle, Observation, ProcessProbe};
 use crate::cdi::{CdiFiles, ClaimMinors, Roots};
 use crate::cli::RunOptions;
 use crate::config::{self, Config};
 use crate::inventory::{self, Scan};
-use crate::store::{BootId, Loaded, Store};
-use crate::{device_plugin, dra, uds, usage};
+use crate::store::{self, Loaded, Store};
+use crate::{device_plugin, dra, usage};
 
 pub use self::client::Wrong as WrongKubeconfig;
 use self::client::client;
@@ -47,9 +55,6 @@ const STRANGER_PERIOD: Duration = Duration::from_secs(5);
 const FIRST_SCAN_LIMIT: Duration = Duration::from_secs(5);
 /// How long tasks may take to end after SIGTERM: calls in progress finish well within it.
 const STOP_LIMIT: Duration = Duration::from_secs(10);
-/// How long the counted pods that are on their way may take after SIGTERM. As a rule they are served within half a
-/// second; one that hangs in the kubelet must not keep the daemon.
-const LEAVE_LIMIT: Duration = Duration::from_secs(3);
 
 /// A background task: its name, and why it ended.
 type Ended = (&'static str, anyhow::Result<()>);
@@ -61,77 +66,155 @@ type Tasks = JoinSet<Ended>;
 /// Something that the daemon can't do without is missing at the start, or one of its tasks ended.
 pub async fn run(options: RunOptions) -> anyhow::Result<()> {
     let started = Instant::now();
+    let mut signals = Signals::new()?;
     let config = match &options.config {
         Some(path) => config::load(path)?,
         None => Config::default(),
     };
     let client = client(options.kubeconfig.as_deref()).await?;
-    let (store, pool) = open_store(&options, &config.settings)?;
+    store::make_folder(&options.state_dir)?;
     let nvml = start_nvml(&options)?;
-    let cdi = Arc::new(CdiFiles::new(
-        options.cdi_dir.clone(),
-        Roots {
-            dev_root: options.dev_root.clone(),
-        },
-    ));
-    // Read before the arbiter sweeps what the ledger does not name: on a node without a ledger it is evidence.
-    let on_disk = OnDisk::of(&cdi);
-    let probe = process_probe(nvml.clone(), &options, &config);
-    let (arbiter, handle) = Arbiter::new(pool, Arc::clone(&store), cdi, probe, started);
     let stop = CancellationToken::new();
     let conditions = Conditions::new();
     let mut tasks = Tasks::new();
-    tasks.spawn(async move {
-        arbiter.run().await;
-        ("arbiter", Ok(()))
-    });
-    let faces = Faces {
+    let scans = start_scans(&mut tasks, nvml.clone(), &conditions, &stop);
+    let pages = Pages::new(options.node_name.clone(), conditions.clone());
+    reign::serve_own_socket(&mut tasks, &options, &pages, &stop)?;
+    let waiting = Waiting {
         options: &options,
-        config: &config,
-        handle: &handle,
+        client: &client,
         conditions: &conditions,
+        scans: scans.clone(),
+    };
+    let opened = tokio::select! {
+        opened = waiting.own() => opened,
+        () = signals.told() => return end(tasks, &stop).await,
+        ended = tasks.join_next() => return Err(why_it_ended(ended)),
+    };
+    let Owned { store, loaded, way } = opened?;
+    if let Some(pod) = &options.pod_uid {
+        store.sign(pod.clone());
+    }
+    let admin_socket = options.admin_socket.clone();
+    let parts = Parts {
+        options,
+        config,
         client,
-        resources: usage::PodResources::new(&options.kubelet_dir, options.node_name.clone()),
-        stop: &stop,
-    };
-    // Before the inventory, which takes seconds on a large node: until the kubelet reads our list, no counted pod
-    // should come.
-    let registration = faces.start_node_status(&mut tasks);
-    let scans = start_inventory(&mut tasks, nvml, &handle, &conditions, &stop).await;
-    let (waiting, waiting_for) = watch::channel(String::new());
-    let sources = admin::Sources {
-        node: options.node_name.clone(),
-        handle: handle.clone(),
-        conditions: conditions.clone(),
-        waiting_for,
-    };
-    // Before the faces: a daemon that can't have its address must not come and go at the kubelet.
-    start_admin(&mut tasks, &options, sources, &stop).await?;
-    let started = Started {
-        store,
-        on_disk,
+        store: Arc::new(store),
+        way,
+        nvml,
         scans,
-        registration,
-        waiting,
+        pages,
+        conditions,
+        stop: stop.clone(),
+        started,
     };
-    faces.start(&mut tasks, started).await?;
-    info!(
-        node = options.node_name,
-        mode = config.settings.mode.as_str(),
-        "gpu-bridge runs"
-    );
-    wait_for_the_end(tasks, handle, stop).await
+    let handle = parts.serve(loaded, &mut tasks).await?;
+    let why = tokio::select! {
+        () = signals.told() => None,
+        ended = tasks.join_next() => Some(why_it_ended(ended)),
+    };
+    if why.is_none() {
+        tokio::select! {
+            () = leave::leave(&handle, &admin_socket) => {}
+            () = signals.told() => {}
+        }
+    }
+    drop(handle);
+    end(tasks, &stop).await?;
+    why.map_or(Ok(()), Err)
 }
 
-/// Opens the ledger and says what a start without a good one means.
-fn open_store(options: &RunOptions, settings: &Settings) -> anyhow::Result<(Arc<Store>, Pool)> {
-    let boot_id = BootId::read(&options.proc_root).unwrap_or_else(|error| {
-        warn!(%error, "the boot id can't be read; a reboot will not be noticed by it");
-        BootId::unknown()
-    });
-    let (store, loaded) = Store::open(&options.state_dir, boot_id)?;
+/// What the owner of the ledger is made of.
+struct Parts {
+    options: RunOptions,
+    config: Config,
+    client: kube::Client,
+    store: Arc<Store>,
+    way: Way,
+    nvml: Session,
+    scans: watch::Receiver<Scan>,
+    pages: Pages,
+    conditions: Conditions,
+    stop: CancellationToken,
+    started: Instant,
+}
+
+impl Parts {
+    /// Starts to decide and to serve: the ledger is ours.
+    async fn serve(self, loaded: Loaded, tasks: &mut Tasks) -> anyhow::Result<Handle> {
+        let pool = pool_of(loaded, &self.config.settings);
+        let cdi = Arc::new(CdiFiles::new(
+            self.options.cdi_dir.clone(),
+            Roots {
+                dev_root: self.options.dev_root.clone(),
+            },
+        ));
+        // Read before the arbiter sweeps what the ledger does not name: on a node without a ledger it is evidence.
+        let on_disk = OnDisk::of(&cdi);
+        let probe = process_probe(self.nvml, &self.options, &self.config);
+        let (arbiter, handle) =
+            Arbiter::new(pool, Arc::clone(&self.store), cdi, probe, self.started);
+        tasks.spawn(async move {
+            arbiter.run().await;
+            ("arbiter", Ok(()))
+        });
+        let (ask, requests) = mpsc::channel(reign::REQUEST_LIMIT);
+        self.pages.open(handle.clone(), ask);
+        let mode = self.config.settings.mode.as_str();
+        let node = self.options.node_name.clone();
+        let faces = Faces {
+            options: &self.options,
+            config: &self.config,
+            handle: &handle,
+            conditions: &self.conditions,
+            client: self.client,
+            resources: usage::PodResources::new(&self.options.kubelet_dir, node.clone()),
+            stop: &self.stop,
+        };
+        let (registration, registered) =
+            watch::channel(device_plugin::RegistrationState::default());
+        let reign = faces.reign(tasks, self.pages, registered.clone());
+        let over = self.stop.child_token();
+        let mut owners = Tasks::new();
+        // Before the inventory, which takes seconds on a large node: until the kubelet reads our list, no counted pod
+        // should come. Where a former owner has handed over, its list is read, and it passes on what comes.
+        if self.way == Way::Free {
+            reign.keep_count(&mut owners, &over);
+        }
+        start_feeds(tasks, self.scans.clone(), &handle, &self.stop).await;
+        let waiting = faces.report_ledger(tasks);
+        let followed = faces.follow(tasks);
+        let pods = followed.1.clone();
+        // Before anything is offered: not beside another daemon that was there first.
+        faces.look_out(tasks, pods, registered.clone()).await?;
+        // Before the faces: a daemon that can't have its address must not come and go at the kubelet.
+        reign.begin(&mut owners, &over).await?;
+        let store = self.store;
+        let leftovers = Leftovers {
+            on_disk,
+            unprepared: Arc::new(move || store.unprepared()),
+            scans: self.scans,
+        };
+        let evidence = Evidence {
+            leftovers,
+            waiting,
+            followed,
+        };
+        faces.start(tasks, evidence, registration, registered);
+        if self.way == Way::HandedOver {
+            reign.keep_count_once_registered(&mut owners, &over);
+        }
+        tasks.spawn(reign.run(owners, over, requests, self.stop.clone()));
+        info!(node, mode, "gpu-bridge runs");
+        Ok(handle)
+    }
+}
+
+/// Says what a start without a good ledger means.
+fn pool_of(loaded: Loaded, settings: &Settings) -> Pool {
     let settings = settings.clone();
-    let pool = match loaded {
+    match loaded {
         Loaded::Ledger(ledger) => {
             info!(
                 generation = ledger.generation,
@@ -148,8 +231,7 @@ fn open_store(options: &RunOptions, settings: &Settings) -> anyhow::Result<(Arc<
             error!(path = %path.display(), error = why, "the ledger can't be read: nothing is given out");
             Pool::unreadable(settings)
         }
-    };
-    Ok((Arc::new(store), pool))
+    }
 }
 
 fn start_nvml(options: &RunOptions) -> anyhow::Result<Session> {
@@ -198,15 +280,14 @@ async fn probe(nvml: &Session, proc_root: &Path, config: &Config) -> Processes {
     processes
 }
 
-/// Starts the scans, and waits a moment for the first, so that the sockets open with a known inventory.
-async fn start_inventory(
+/// Starts the scans. They need no ledger.
+fn start_scans(
     tasks: &mut Tasks,
     nvml: Session,
-    handle: &Handle,
     conditions: &Conditions,
     stop: &CancellationToken,
 ) -> watch::Receiver<Scan> {
-    let (scans, mut seen) = watch::channel(Scan::Pending);
+    let (scans, seen) = watch::channel(Scan::Pending);
     let (ask, on_demand) = mpsc::channel(1);
     let (session, cancel) = (nvml.clone(), stop.clone());
     tasks.spawn(async move {
@@ -214,8 +295,6 @@ async fn start_inventory(
         ("inventory", Ok(()))
     });
     tasks.spawn(rescan_on_hangup(ask, stop.clone()));
-    tasks.spawn(feed_scans(seen.clone(), handle.clone(), stop.clone()));
-    tasks.spawn(look_for_strangers(handle.clone(), stop.clone()));
     tasks.spawn(conditions::nvml(
         seen.clone(),
         conditions.clone(),
@@ -228,6 +307,19 @@ async fn start_inventory(
             () = cancel.cancelled() => ("NVML thread", Ok(())),
         }
     });
+    seen
+}
+
+/// Feeds the arbiter with what NVML says, and waits a moment for the first, so that the sockets open with a known
+/// inventory.
+async fn start_feeds(
+    tasks: &mut Tasks,
+    mut seen: watch::Receiver<Scan>,
+    handle: &Handle,
+    stop: &CancellationToken,
+) {
+    tasks.spawn(feed_scans(seen.clone(), handle.clone(), stop.clone()));
+    tasks.spawn(look_for_strangers(handle.clone(), stop.clone()));
     let first = seen.wait_for(|scan| *scan != Scan::Pending);
     match tokio::time::timeout(FIRST_SCAN_LIMIT, first).await {
         Ok(Ok(scan)) => {
@@ -242,7 +334,6 @@ async fn start_inventory(
         }
         Ok(Err(_)) | Err(_) => warn!("NVML has not answered yet; the start goes on without it"),
     }
-    seen
 }
 
 /// SIGHUP asks for a scan with NVML started anew, as after a driver upgrade or a new GPU.
@@ -302,22 +393,11 @@ async fn look_for_strangers(handle: Handle, stop: CancellationToken) -> Ended {
     }
 }
 
-async fn start_admin(
-    tasks: &mut Tasks,
-    options: &RunOptions,
-    sources: admin::Sources,
-    stop: &CancellationToken,
-) -> anyhow::Result<()> {
-    let listeners = admin::Listeners {
-        http: admin::http_listener(options.http_addr).await?,
-        socket: uds::bind(&options.admin_socket)?,
-    };
-    let cancel = stop.clone();
-    tasks.spawn(async move {
-        let done = admin::run(sources, listeners, cancel).await;
-        ("admin server", done.map_err(anyhow::Error::from))
-    });
-    Ok(())
+/// What is known besides the ledger, and where it is told what a node without one still waits for.
+struct Evidence {
+    leftovers: Leftovers,
+    waiting: watch::Sender<String>,
+    followed: Followed,
 }
 
 /// The claims allocated here and the pods bound here, `None` while they are not known.
@@ -359,37 +439,25 @@ struct Faces<'a> {
     stop: &'a CancellationToken,
 }
 
-/// What the faces need of what was started before them.
-struct Started {
-    store: Arc<Store>,
-    on_disk: OnDisk,
-    scans: watch::Receiver<Scan>,
-    registration: watch::Sender<device_plugin::RegistrationState>,
-    waiting: watch::Sender<String>,
-}
-
 impl Faces<'_> {
-    async fn start(&self, tasks: &mut Tasks, started: Started) -> anyhow::Result<()> {
-        let Started {
-            store,
-            on_disk,
-            scans,
-            registration,
+    fn start(
+        &self,
+        tasks: &mut Tasks,
+        evidence: Evidence,
+        registration: watch::Sender<device_plugin::RegistrationState>,
+        registered: watch::Receiver<device_plugin::RegistrationState>,
+    ) {
+        let Evidence {
+            leftovers,
             waiting,
-        } = started;
-        let (claims, pods) = self.follow(tasks);
-        let (_, handle, stop) = self.own();
-        let mut lookout = lookout::new(
-            self.options,
-            self.resources.clone(),
-            pods.clone(),
-            registration.subscribe(),
-            handle,
-        );
-        // Before the faces: nothing is offered beside another daemon that was there first.
-        lookout.look().await?;
-        tasks.spawn(lookout::run(lookout, stop));
-        self.start_device_plugin(tasks, registration, pods.clone());
+            followed: (claims, pods),
+        } = evidence;
+        self.start_device_plugin(tasks, pods.clone(), registration);
+        tasks.spawn(conditions::device_plugin(
+            registered,
+            self.conditions.clone(),
+            self.stop.clone(),
+        ));
         self.start_dra(tasks);
         self.start_demand(tasks);
         let (_, handle, stop) = self.own();
@@ -404,12 +472,34 @@ impl Faces<'_> {
             self.conditions.clone(),
             self.stop.clone(),
         ));
-        let leftovers = Leftovers {
-            on_disk,
-            unprepared: Arc::new(move || store.unprepared()),
-            scans,
-        };
         self.adopt(tasks, leftovers, (claims, pods), waiting);
+    }
+
+    /// Reports how the ledger stands; returns where adoption says what it waits for.
+    fn report_ledger(&self, tasks: &mut Tasks) -> watch::Sender<String> {
+        let (waiting, waiting_for) = watch::channel(String::new());
+        let (_, handle, stop) = self.own();
+        let conditions = self.conditions.clone();
+        tasks.spawn(async move {
+            let reported = admin::report_ledger(handle, waiting_for, conditions);
+            stop.run_until_cancelled(reported).await;
+            ("ledger condition", Ok(()))
+        });
+        waiting
+    }
+
+    /// Looks for other daemons of our names, once before this returns.
+    async fn look_out(
+        &self,
+        tasks: &mut Tasks,
+        pods: watch::Receiver<Option<Pods>>,
+        registered: watch::Receiver<device_plugin::RegistrationState>,
+    ) -> anyhow::Result<()> {
+        let (_, handle, stop) = self.own();
+        let resources = self.resources.clone();
+        let mut lookout = lookout::new(self.options, resources, pods, registered, handle);
+        lookout.look().await?;
+        tasks.spawn(lookout::run(lookout, stop));
         Ok(())
     }
 
@@ -471,8 +561,8 @@ impl Faces<'_> {
     fn start_device_plugin(
         &self,
         tasks: &mut Tasks,
-        state: watch::Sender<device_plugin::RegistrationState>,
         pods: watch::Receiver<Option<Pods>>,
+        state: watch::Sender<device_plugin::RegistrationState>,
     ) {
         let settings = device_plugin::Settings {
             folder: self.options.device_plugin_dir.clone(),
@@ -483,53 +573,11 @@ impl Faces<'_> {
                 .map_or_else(|| "node".to_owned(), ToString::to_string),
         };
         let list_now = usage::ask_about(self.resources.clone(), self.handle.status(), pods);
-        let seen = state.subscribe();
         let (_, handle, stop) = self.own();
         tasks.spawn(async move {
             let done = device_plugin::run(settings, handle, list_now, state, stop).await;
             ("device plugin", done.map_err(anyhow::Error::from))
         });
-        tasks.spawn(conditions::device_plugin(
-            seen,
-            self.conditions.clone(),
-            self.stop.clone(),
-        ));
-    }
-
-    /// Also returns where the device plugin says how far its registration is.
-    fn start_node_status(
-        &self,
-        tasks: &mut Tasks,
-    ) -> watch::Sender<device_plugin::RegistrationState> {
-        let (registration, registered) =
-            watch::channel(device_plugin::RegistrationState::default());
-        let resources = self.resources.clone();
-        let (node, handle, stop) = self.own();
-        let inputs = device_plugin::NodeStatusInputs {
-            client: self.client.clone(),
-            node,
-            handle,
-            registered,
-            kubelet_count: Arc::new(move || {
-                let resources = resources.clone();
-                Box::pin(async move {
-                    let counted = resources.allocatable().await;
-                    counted.map_err(|error| error.to_string())
-                })
-            }),
-            right_again: device_plugin::RIGHT_AGAIN,
-        };
-        let (state, seen) = watch::channel(device_plugin::NodeStatusState::default());
-        tasks.spawn(async move {
-            let done = device_plugin::run_node_status(inputs, state, stop).await;
-            ("node status", done.map_err(anyhow::Error::from))
-        });
-        tasks.spawn(conditions::node_status(
-            seen,
-            self.conditions.clone(),
-            self.stop.clone(),
-        ));
-        registration
     }
 
     fn start_dra(&self, tasks: &mut Tasks) {
@@ -544,23 +592,36 @@ impl Faces<'_> {
             let done = dra::register::run(client, node, place, handle, state, stop).await;
             ("DRA plugin", done.map_err(anyhow::Error::from))
         });
-        let (state, published) = watch::channel(dra::PublishState::Waiting);
-        let (node, handle, stop) = self.own();
-        let client = self.client.clone();
-        tasks.spawn(async move {
-            dra::slices::run(client, node, handle.offers(), state, stop).await;
-            ("slice publisher", Ok(()))
-        });
         tasks.spawn(conditions::dra(
             registered,
             self.conditions.clone(),
             self.stop.clone(),
         ));
-        tasks.spawn(conditions::slice(
+    }
+
+    /// What only the owner of the ledger does, and the conditions that tell how that goes.
+    fn reign(
+        &self,
+        tasks: &mut Tasks,
+        pages: Pages,
+        registered: watch::Receiver<device_plugin::RegistrationState>,
+    ) -> Reign {
+        let (published, slice) = watch::channel(dra::PublishState::Waiting);
+        let (node_status, count) = watch::channel(device_plugin::NodeStatusState::default());
+        let (conditions, stop) = (self.conditions.clone(), self.stop.clone());
+        tasks.spawn(conditions::slice(slice, conditions, stop));
+        let (conditions, stop) = (self.conditions.clone(), self.stop.clone());
+        tasks.spawn(conditions::node_status(count, conditions, stop));
+        Reign {
+            options: self.options.clone(),
+            handle: self.handle.clone(),
+            client: self.client.clone(),
+            pages,
+            resources: self.resources.clone(),
+            registered,
+            node_status,
             published,
-            self.conditions.clone(),
-            self.stop.clone(),
-        ));
+        }
     }
 }
 
@@ -575,46 +636,39 @@ fn minors(scan: &Scan) -> Option<Vec<(UnitId, u32)>> {
     }
 }
 
-/// Waits for a signal or for a task that ends, tells all others to stop, and gives them a moment.
-async fn wait_for_the_end(
-    mut tasks: Tasks,
-    handle: Handle,
-    stop: CancellationToken,
-) -> anyhow::Result<()> {
-    let mut terminate = signal(SignalKind::terminate()).context("SIGTERM can't be waited for")?;
-    let mut interrupt = signal(SignalKind::interrupt()).context("SIGINT can't be waited for")?;
-    let end = tokio::select! {
-        _ = terminate.recv() => { info!("SIGTERM: gpu-bridge stops"); Ok(()) }
-        _ = interrupt.recv() => { info!("SIGINT: gpu-bridge stops"); Ok(()) }
-        ended = tasks.join_next() => Err(why_it_ended(ended)),
-    };
-    if end.is_ok() {
+/// SIGTERM and SIGINT.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    fn new() -> anyhow::Result<Self> {
+        let waited =
+            |kind, name| signal(kind).with_context(|| format!("{name} can't be waited for"));
+        Ok(Self {
+            terminate: waited(SignalKind::terminate(), "SIGTERM")?,
+            interrupt: waited(SignalKind::interrupt(), "SIGINT")?,
+        })
+    }
+
+    /// Returns when the daemon is told to stop.
+    async fn told(&mut self) {
         tokio::select! {
-            () = leave(&handle) => {}
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
+            _ = self.terminate.recv() => info!("SIGTERM: gpu-bridge stops"),
+            _ = self.interrupt.recv() => info!("SIGINT: gpu-bridge stops"),
         }
     }
-    drop(handle);
+}
+
+/// Tells all tasks to stop, and gives them a moment.
+async fn end(mut tasks: Tasks, stop: &CancellationToken) -> anyhow::Result<()> {
     stop.cancel();
     let rest = async { while tasks.join_next().await.is_some() {} };
     if tokio::time::timeout(STOP_LIMIT, rest).await.is_err() {
         warn!("some tasks did not end in time and are left behind");
     }
-    end
-}
-
-/// Waits until no counted pod is on its way to this node any more: without a daemon the kubelet fails it for good.
-async fn leave(handle: &Handle) {
-    if let Err(failure) = handle.observe(Observation::Leaving).await {
-        warn!(error = %failure, "the count in the own Node stays as it is");
-        return;
-    }
-    let mut offers = handle.offers();
-    let clear = offers.wait_for(|offers| offers.clear);
-    if tokio::time::timeout(LEAVE_LIMIT, clear).await.is_err() {
-        warn!("counted pods may still be on their way here; the kubelet fails them");
-    }
+    Ok(())
 }
 
 fn why_it_ended(ended: Option<Result<Ended, tokio::task::JoinError>>) -> anyhow::Error {

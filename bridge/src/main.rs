@@ -34,9 +34,10 @@ async fn main() -> ExitCode {
 fn start_logging(cli: &Cli) -> Result<(), Mistake> {
     let (variable, default) = match cli.command {
         Command::Run(_) => LOG_FILTER,
-        Command::Status(_) | Command::Ledger(_) | Command::CheckConfig { .. } => {
-            (LOG_FILTER.0, LOG_OF_A_VERB)
-        }
+        Command::Status(_)
+        | Command::Probe(_)
+        | Command::Ledger(_)
+        | Command::CheckConfig { .. } => (LOG_FILTER.0, LOG_OF_A_VERB),
     };
     let wrong = |value: String, why: String| Mistake {
         flag: variable,

@@ -18,7 +18,7 @@ use bridge_core::{
 };
 use expect_test::expect_file;
 use gpu_bridge::admin::{
-    self, ClientError, Condition, ConditionName, Conditions, Listeners, Met, Sources, StatusPage,
+    self, ClientError, Condition, ConditionName, Conditions, HandOver, Met, Pages, StatusPage,
 };
 use gpu_bridge::arbiter::{Call, Error, Handle};
 use gpu_bridge::uds;
@@ -172,6 +172,7 @@ struct Served {
     address: SocketAddr,
     conditions: Conditions,
     calls: mpsc::Receiver<Call>,
+    requests: mpsc::Receiver<HandOver>,
     status: watch::Sender<Arc<Status>>,
     _offers: watch::Sender<Arc<Offers>>,
     stop: CancellationToken,
@@ -185,26 +186,37 @@ impl Served {
         let (offers, offers_seen) = watch::channel(Arc::new(some_offers()));
         let (status, status_seen) = watch::channel(Arc::new(status));
         let conditions = Conditions::new();
-        let sources = Sources {
-            node: "node-1".to_owned(),
-            handle: Handle::new(sender, offers_seen, status_seen, Instant::now()),
-            conditions: conditions.clone(),
-            waiting_for: watch::channel(String::new()).1,
-        };
-        let listeners = Listeners {
-            http: admin::http_listener(([127, 0, 0, 1], 0).into())
-                .await
-                .unwrap(),
-            socket: uds::bind(&folder.path().join("admin.sock")).unwrap(),
-        };
-        let address = listeners.http.local_addr().unwrap();
+        let handle = Handle::new(sender, offers_seen, status_seen, Instant::now());
+        let pages = Pages::new("node-1".to_owned(), conditions.clone());
+        let (ask, requests) = mpsc::channel(1);
+        pages.open(handle.clone(), ask);
+        let http = admin::http_listener(([127, 0, 0, 1], 0).into())
+            .await
+            .unwrap();
+        let address = http.local_addr().unwrap();
+        let socket = uds::bind(&folder.path().join("admin.sock")).unwrap();
         let stop = CancellationToken::new();
-        let server = tokio::spawn(admin::run(sources, listeners, stop.clone()));
+        let (cancel, told) = (stop.clone(), conditions.clone());
+        let server = tokio::spawn(async move {
+            let waiting_for = watch::channel(String::new()).1;
+            let reporting = admin::report_ledger(handle, waiting_for, told);
+            let serving = async {
+                tokio::try_join!(
+                    admin::serve_http(pages.clone(), http, cancel.clone()),
+                    admin::serve_socket(pages.clone(), socket, cancel.clone()),
+                )
+            };
+            tokio::select! {
+                done = serving => done.map(drop),
+                () = async { reporting.await; std::future::pending().await } => Ok(()),
+            }
+        });
         Self {
             folder,
             address,
             conditions,
             calls,
+            requests,
             status,
             _offers: offers,
             stop,
@@ -244,7 +256,11 @@ async fn get(address: SocketAddr, path: &str) -> (u16, String) {
 async fn answer(calls: &mut mpsc::Receiver<Call>, outcome: Result<(), Error>) {
     match timeout(DEADLINE, calls.recv()).await.unwrap().unwrap() {
         Call::Observe { reply, .. } => reply.send(outcome).unwrap(),
-        call @ (Call::Allocate { .. } | Call::Prepare { .. } | Call::Unprepare { .. }) => {
+        call @ (Call::Allocate { .. }
+        | Call::Prepare { .. }
+        | Call::Unprepare { .. }
+        | Call::HandOver { .. }
+        | Call::TakeBack { .. }) => {
             panic!("a health check gives nothing out, and this could: {call:?}")
         }
     }
@@ -399,4 +415,69 @@ async fn asking_where_no_daemon_is_says_so() {
     let error = error.unwrap_err();
     assert!(matches!(error, ClientError::Connect { .. }));
     assert!(error.to_string().contains("is gpu-bridge running"));
+}
+
+#[tokio::test]
+async fn a_successor_asks_over_the_socket_and_hears_what_became_of_it() {
+    let mut served = Served::start(some_of_everything()).await;
+    let socket = served.socket();
+    for (outcome, words) in [
+        (Ok(()), None),
+        (Err("another one has it"), Some("another one has it")),
+    ] {
+        let to = PodUid::new("4f2").unwrap();
+        let asked = admin::hand_over(&socket, &to);
+        let told = async {
+            let request = timeout(DEADLINE, served.requests.recv()).await;
+            let HandOver { to, reply } = request.unwrap().unwrap();
+            assert_eq!(to.as_str(), "4f2");
+            reply.send(outcome.map_err(str::to_owned)).unwrap();
+        };
+        let (answer, ()) = tokio::join!(asked, told);
+        match (answer, words) {
+            (Ok(()), None) => {}
+            (Err(error @ ClientError::Refused { .. }), Some(words)) => {
+                assert!(error.to_string().contains(words), "{error}");
+            }
+            (answer, words) => panic!("{answer:?} where {words:?} was expected"),
+        }
+    }
+    served.end().await;
+}
+
+#[tokio::test]
+async fn nobody_can_ask_for_the_ledger_over_http() {
+    let served = Served::start(some_of_everything()).await;
+    let mut stream = TcpStream::connect(served.address).await.unwrap();
+    let request = "POST /handover HTTP/1.1\r\nHost: test\r\nContent-Length: 3\r\nConnection: close\r\n\r\n4f2";
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    let read = timeout(DEADLINE, stream.read_to_string(&mut answer)).await;
+    read.unwrap().unwrap();
+    assert!(answer.starts_with("HTTP/1.1 404"), "{answer}");
+    served.end().await;
+}
+
+#[tokio::test]
+async fn a_daemon_that_waits_for_the_ledger_is_alive_and_has_no_status() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("admin-4f2.sock");
+    let pages = Pages::new("node-1".to_owned(), Conditions::new());
+    let stop = CancellationToken::new();
+    let socket = uds::bind(&path).unwrap();
+    let server = tokio::spawn(admin::serve_socket(pages, socket, stop.clone()));
+    assert_eq!(admin::probe(&path, admin::HEALTHZ).await.unwrap(), "ok\n");
+    let to = PodUid::new("5").unwrap();
+    for error in [
+        admin::status(&path).await.map(drop).unwrap_err(),
+        admin::hand_over(&path, &to).await.unwrap_err(),
+    ] {
+        assert!(matches!(error, ClientError::Refused { .. }), "{error:?}");
+        assert!(
+            error.to_string().contains("waits for another one"),
+            "{error}"
+        );
+    }
+    stop.cancel();
+    server.await.unwrap().unwrap();
 }

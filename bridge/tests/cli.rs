@@ -68,6 +68,20 @@ fn status_without_a_daemon_ends_with_1_and_names_the_socket() {
 }
 
 #[test]
+fn a_probe_asks_the_daemon_of_its_pod_and_ends_with_1_when_it_is_not_there() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path().to_str().unwrap();
+    let variables = [
+        ("GPU_BRIDGE_STATE_DIR", folder),
+        ("GPU_BRIDGE_POD_UID", "4f2"),
+    ];
+    let output = gpu_bridge(&["probe", "readyz"], &variables);
+    assert_eq!(output.status.code(), Some(1));
+    let said = text(&output.stderr);
+    assert!(said.contains(&format!("{folder}/admin-4f2.sock")), "{said}");
+}
+
+#[test]
 fn a_ledger_is_shown_on_standard_output() {
     let output = gpu_bridge(&["ledger", "show", LEDGER], &[]);
     assert_eq!(output.status.code(), Some(0));

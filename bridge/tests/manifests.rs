@@ -6,7 +6,6 @@
 )]
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use bridge_core::Mode;
@@ -19,9 +18,7 @@ use k8s_openapi::api::admissionregistration::v1::{
     ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
 };
 use k8s_openapi::api::apps::v1::DaemonSet;
-use k8s_openapi::api::core::v1::{
-    ConfigMap, Container, HTTPGetAction, Namespace, PodSpec, Probe, ServiceAccount,
-};
+use k8s_openapi::api::core::v1::{ConfigMap, Container, Namespace, PodSpec, Probe, ServiceAccount};
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, PolicyRule};
 use k8s_openapi::api::resource::v1::DeviceClass;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
@@ -516,24 +513,39 @@ fn configuration_and_library_are_where_the_flags_say() {
     assert_eq!(library.host.file_name().unwrap(), "libnvidia-ml.so.1");
 }
 
+/// The verb `probe` as a probe of the DaemonSet runs it: with the variables of the pod.
+fn probe_of(probe: Option<Probe>) -> (String, String) {
+    let line = probe.unwrap().exec.unwrap().command.unwrap();
+    let cli = Cli::try_parse_from(&line).unwrap_or_else(|error| panic!("{error}"));
+    assert!(matches!(cli.command, Command::Probe(_)), "{line:?}");
+    (line[0].clone(), line.last().unwrap().clone())
+}
+
 #[test]
-fn the_probes_ask_where_the_daemon_answers() {
-    let address = options().http_addr;
-    assert!(address.ip().is_loopback());
-    assert_eq!(
-        pod().host_network,
-        Some(true),
-        "the kubelet asks from the host"
-    );
-    let asked = |probe: Option<Probe>| -> HTTPGetAction { probe.unwrap().http_get.unwrap() };
+fn the_probes_ask_the_pods_own_daemon_by_the_name_that_the_image_has() {
     let container = container();
-    for (probe, path) in [
-        (asked(container.liveness_probe), HEALTHZ),
-        (asked(container.readiness_probe), READYZ),
+    let image = std::fs::read_to_string(manifests().join("Dockerfile")).unwrap();
+    for (probe, page) in [
+        (container.liveness_probe, HEALTHZ),
+        (container.readiness_probe, READYZ),
     ] {
-        let host: IpAddr = probe.host.unwrap().parse().unwrap();
-        assert_eq!(host, address.ip());
-        assert_eq!(probe.port, IntOrString::Int(i32::from(address.port())));
-        assert_eq!(probe.path.as_deref(), Some(path));
+        let (program, asked) = probe_of(probe);
+        assert!(image.contains(&format!(" /usr/bin/{program}\n")));
+        assert_eq!(format!("/{asked}"), page);
     }
+    let options = options();
+    assert_ne!(options.own_admin_socket(), Some(options.admin_socket));
+}
+
+#[test]
+fn in_an_update_two_pods_are_on_a_node_and_no_address_of_theirs_is_reserved() {
+    let set: DaemonSet = base("daemonset.yaml", "DaemonSet");
+    let update = set.spec.update_strategy.unwrap();
+    let update = update.rolling_update.unwrap();
+    assert_eq!(update.max_surge, Some(IntOrString::Int(1)));
+    assert_eq!(update.max_unavailable, Some(IntOrString::Int(0)));
+    // The scheduler would keep the second pod off the node.
+    assert_eq!(pod().host_network, Some(true));
+    assert_eq!(container().ports, None);
+    assert!(options().http_addr.ip().is_loopback());
 }

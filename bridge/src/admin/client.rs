@@ -1,4 +1,4 @@
-//! Asks a running daemon over its admin socket.
+//! Asks a running daemon over an admin socket.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -6,15 +6,16 @@ use std::time::Duration;
 
 use axum::body::{Body, to_bytes};
 use axum::http::{Request, StatusCode, header};
+use bridge_core::PodUid;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 
 use super::page::StatusPage;
-use super::server::STATUS;
+use super::server::{HANDOVER, STATUS};
 
-/// How long a question may take: a page is made from memory.
+/// How long a question may take: a page is made from memory, and a ledger that is handed over waits for the disk.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// The largest page taken. A unit with its hold is some 700 bytes; a node has at most a few hundred units.
 const PAGE_LIMIT_BYTES: usize = 4 << 20;
@@ -51,6 +52,14 @@ pub enum ClientError {
         /// The code.
         code: StatusCode,
     },
+    /// It said no.
+    #[error("the daemon on {} said no: {why}", path.display())]
+    Refused {
+        /// The socket.
+        path: PathBuf,
+        /// In its words.
+        why: String,
+    },
     /// It did not answer in time.
     #[error("the daemon on {} has not answered within {} s", path.display(), PATIENCE.as_secs())]
     Silent {
@@ -64,15 +73,68 @@ pub enum ClientError {
 /// # Errors
 /// The daemon is not there, or does not answer with a status page.
 pub async fn status(path: &Path) -> Result<StatusPage, ClientError> {
-    let page = timeout(PATIENCE, get(path, STATUS))
-        .await
-        .map_err(|_| ClientError::Silent {
-            path: path.to_owned(),
-        })??;
+    let (code, page) = ask(path, "GET", STATUS, Body::empty()).await?;
+    if code != StatusCode::OK {
+        return Err(refused(path, code, &page));
+    }
     serde_json::from_slice(&page).map_err(|error| exchange(path, error))
 }
 
-async fn get(path: &Path, uri: &str) -> Result<Vec<u8>, ClientError> {
+/// Asks the daemon that owns the ledger to hand it over to a pod. Returns once its lock is free.
+///
+/// # Errors
+/// The daemon is not there, does not know how ([`ClientError::Code`]), or does not want to
+/// ([`ClientError::Refused`]).
+pub async fn hand_over(path: &Path, to: &PodUid) -> Result<(), ClientError> {
+    let (code, page) = ask(path, "POST", HANDOVER, Body::from(to.to_string())).await?;
+    match code {
+        StatusCode::OK => Ok(()),
+        code => Err(refused(path, code, &page)),
+    }
+}
+
+/// Asks for a page that says yes or no: its text if it says yes.
+///
+/// # Errors
+/// The daemon is not there, or says no ([`ClientError::Refused`]).
+pub async fn probe(path: &Path, page: &str) -> Result<String, ClientError> {
+    let (code, text) = ask(path, "GET", page, Body::empty()).await?;
+    match code {
+        StatusCode::OK => Ok(String::from_utf8_lossy(&text).into_owned()),
+        code => Err(refused(path, code, &text)),
+    }
+}
+
+fn refused(path: &Path, code: StatusCode, page: &[u8]) -> ClientError {
+    let path = path.to_owned();
+    match code {
+        StatusCode::CONFLICT | StatusCode::SERVICE_UNAVAILABLE => ClientError::Refused {
+            path,
+            why: String::from_utf8_lossy(page).trim_end().to_owned(),
+        },
+        code => ClientError::Code { path, code },
+    }
+}
+
+async fn ask(
+    path: &Path,
+    method: &str,
+    uri: &str,
+    body: Body,
+) -> Result<(StatusCode, Vec<u8>), ClientError> {
+    timeout(PATIENCE, exchanged(path, method, uri, body))
+        .await
+        .map_err(|_| ClientError::Silent {
+            path: path.to_owned(),
+        })?
+}
+
+async fn exchanged(
+    path: &Path,
+    method: &str,
+    uri: &str,
+    body: Body,
+) -> Result<(StatusCode, Vec<u8>), ClientError> {
     let stream = UnixStream::connect(path)
         .await
         .map_err(|source| ClientError::Connect {
@@ -82,9 +144,11 @@ async fn get(path: &Path, uri: &str) -> Result<Vec<u8>, ClientError> {
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream))
         .await
         .map_err(|error| exchange(path, error))?;
-    let request = Request::get(uri)
+    let request = Request::builder()
+        .method(method)
+        .uri(uri)
         .header(header::HOST, "gpu-bridge")
-        .body(Body::empty())
+        .body(body)
         .map_err(|error| exchange(path, error))?;
     let answer = async {
         let response = sender
@@ -92,17 +156,11 @@ async fn get(path: &Path, uri: &str) -> Result<Vec<u8>, ClientError> {
             .await
             .map_err(|error| exchange(path, error))?;
         let code = response.status();
-        if code != StatusCode::OK {
-            return Err(ClientError::Code {
-                path: path.to_owned(),
-                code,
-            });
-        }
         let body = Body::new(response.into_body());
         let bytes = to_bytes(body, PAGE_LIMIT_BYTES)
             .await
             .map_err(|error| exchange(path, error))?;
-        Ok(bytes.to_vec())
+        Ok((code, bytes.to_vec()))
     };
     tokio::pin!(answer, connection);
     tokio::select! {

@@ -2,20 +2,20 @@
 
 use std::io;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
+use axum::routing::{get, post};
 use axum::serve::Listener;
 use axum::{Json, Router};
-use bridge_core::{Face, RIVAL_GONE, Rival, Standing};
+use bridge_core::{Face, PodUid, RIVAL_GONE, Rival, Standing};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, UnixStream};
-use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
 use tokio::time::{Sleep, sleep, timeout};
 use tokio_stream::StreamExt as _;
 use tokio_util::sync::CancellationToken;
@@ -42,75 +42,120 @@ pub const HEALTHZ: &str = "/healthz";
 pub const READYZ: &str = "/readyz";
 /// Path of the status page.
 pub const STATUS: &str = "/status";
+/// Path to which a successor posts the UID of its pod to get the ledger; on the admin socket alone.
+pub const HANDOVER: &str = "/handover";
 
-/// What the pages are made of.
-#[derive(Debug, Clone)]
-pub struct Sources {
-    /// Name of the node.
-    pub node: String,
-    /// The arbiter.
-    pub handle: Handle,
-    /// What the adapters report.
-    pub conditions: Conditions,
-    /// What adoption still waits for, in words.
-    pub waiting_for: watch::Receiver<String>,
-}
-
-/// Where the server listens.
+/// A successor wants the ledger.
 #[derive(Debug)]
-pub struct Listeners {
-    /// From [`http_listener`](super::http_listener).
-    pub http: TcpListener,
-    /// The admin socket: root and our own user may ask.
-    pub socket: uds::Socket,
+pub struct HandOver {
+    /// The successor's pod.
+    pub to: PodUid,
+    /// Told once the ledger's lock is free, or why it is not.
+    pub reply: oneshot::Sender<Result<(), String>>,
 }
 
-/// Serves until `stop`, and reports [`ConditionName::LedgerServing`] meanwhile. What is being answered at that
-/// moment is cut off: no page is worth a wait of the daemon's end.
+/// The pages, for any number of listeners. They are there before the daemon owns the ledger: then they say so.
+#[derive(Debug, Clone)]
+pub struct Pages(Arc<Server>);
+
+impl Pages {
+    /// The pages of a daemon that does not own the ledger yet.
+    #[must_use]
+    pub fn new(node: String, conditions: Conditions) -> Self {
+        Self(Arc::new(Server {
+            node,
+            conditions,
+            owner: OnceLock::new(),
+            answered: Mutex::new(None),
+        }))
+    }
+
+    /// The daemon owns the ledger: from now on there is an arbiter, and a successor can ask for the ledger. Only the
+    /// first call has an effect.
+    pub fn open(&self, handle: Handle, requests: mpsc::Sender<HandOver>) {
+        // A second arbiter would be a bug of the caller; the pages go on with the first.
+        let _ = self.0.owner.set(Owner { handle, requests });
+    }
+}
+
+/// Serves the pages over TCP until `stop`. What is being answered at that moment is cut off: no page is worth a wait
+/// of the daemon's end.
 ///
 /// # Errors
-/// A listener broke.
-pub async fn run(
-    sources: Sources,
-    listeners: Listeners,
+/// The listener broke.
+pub async fn serve_http(
+    pages: Pages,
+    listener: TcpListener,
     stop: CancellationToken,
 ) -> io::Result<()> {
-    let pages = Router::new()
-        .route(HEALTHZ, get(healthz))
-        .route(READYZ, get(readyz))
-        .route(STATUS, get(status))
-        .with_state(Arc::new(Server {
-            sources: sources.clone(),
-            answered: Mutex::new(None),
-        }));
-    // The file goes when this function ends.
-    let (socket, _file) = listeners.socket.into_parts();
-    let http = axum::serve(Limited::new(listeners.http), pages.clone());
-    let socket = axum::serve(Limited::new(Callers(socket)), pages);
+    let http = axum::serve(Limited::new(listener), pages.reading());
     tokio::select! {
         done = http.into_future() => done,
-        done = socket.into_future() => done,
-        () = report_ledger(&sources) => Ok(()),
         () = stop.cancelled() => Ok(()),
+    }
+}
+
+/// Serves the pages over an admin socket until `stop`, and there alone what changes something: root and our own user
+/// may ask. The socket's file goes when this ends.
+///
+/// # Errors
+/// The listener broke.
+pub async fn serve_socket(
+    pages: Pages,
+    socket: uds::Socket,
+    stop: CancellationToken,
+) -> io::Result<()> {
+    let (socket, _file) = socket.into_parts();
+    let all = pages
+        .routes()
+        .route(HANDOVER, post(hand_over))
+        .with_state(pages.0);
+    tokio::select! {
+        done = axum::serve(Limited::new(Callers(socket)), all).into_future() => done,
+        () = stop.cancelled() => Ok(()),
+    }
+}
+
+impl Pages {
+    fn routes(&self) -> Router<Arc<Server>> {
+        Router::new()
+            .route(HEALTHZ, get(healthz))
+            .route(READYZ, get(readyz))
+            .route(STATUS, get(status))
+    }
+
+    fn reading(&self) -> Router {
+        self.routes().with_state(Arc::clone(&self.0))
     }
 }
 
 #[derive(Debug)]
 struct Server {
-    sources: Sources,
+    /// Name of the node.
+    node: String,
+    /// What the adapters report.
+    conditions: Conditions,
+    owner: OnceLock<Owner>,
     /// When the arbiter answered last. Locked while it is asked, so that many probes ask once.
     answered: Mutex<Option<Instant>>,
+}
+
+/// What there is once the daemon owns the ledger.
+#[derive(Debug)]
+struct Owner {
+    handle: Handle,
+    requests: mpsc::Sender<HandOver>,
 }
 
 async fn healthz(State(server): State<Arc<Server>>) -> Response {
     match server.ask_arbiter().await {
         Ok(()) => "ok\n".into_response(),
-        Err(why) => (StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")).into_response(),
+        Err(why) => unavailable(why),
     }
 }
 
 async fn readyz(State(server): State<Arc<Server>>) -> Response {
-    let page = ReadyPage::new(&server.sources.conditions.snapshot());
+    let page = ReadyPage::new(&server.conditions.snapshot());
     let code = if page.ready {
         StatusCode::OK
     } else {
@@ -119,33 +164,64 @@ async fn readyz(State(server): State<Arc<Server>>) -> Response {
     (code, Json(page)).into_response()
 }
 
-async fn status(State(server): State<Arc<Server>>) -> Json<StatusPage> {
-    let Sources {
-        node,
-        handle,
-        conditions,
-        ..
-    } = &server.sources;
+async fn status(State(server): State<Arc<Server>>) -> Response {
+    let Some(Owner { handle, .. }) = server.owner.get() else {
+        return unavailable(NOT_THE_OWNER);
+    };
     let status = handle.status().borrow().clone();
     let offers = handle.offers().borrow().clone();
-    Json(StatusPage::new(
-        node,
-        &status,
-        &offers,
-        &conditions.snapshot(),
-    ))
+    let conditions = server.conditions.snapshot();
+    Json(StatusPage::new(&server.node, &status, &offers, &conditions)).into_response()
+}
+
+/// The body is the UID of the successor's pod.
+async fn hand_over(State(server): State<Arc<Server>>, body: String) -> Response {
+    let to = match PodUid::new(body) {
+        Ok(to) => to,
+        Err(error) => return (StatusCode::BAD_REQUEST, format!("{error}\n")).into_response(),
+    };
+    let Some(Owner { requests, .. }) = server.owner.get() else {
+        return unavailable(NOT_THE_OWNER);
+    };
+    let (reply, answer) = oneshot::channel();
+    if requests.send(HandOver { to, reply }).await.is_err() {
+        return unavailable("the daemon is stopping");
+    }
+    match answer.await {
+        Ok(Ok(())) => "handed over\n".into_response(),
+        Ok(Err(why)) => (StatusCode::CONFLICT, format!("{why}\n")).into_response(),
+        Err(_) => unavailable("the daemon is stopping"),
+    }
+}
+
+/// What a daemon says that waits for the ledger.
+const NOT_THE_OWNER: &str =
+    "this daemon waits for another one on the node to hand the ledger over: ask that one";
+
+fn unavailable(why: impl std::fmt::Display) -> Response {
+    (StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")).into_response()
 }
 
 impl Server {
     /// Whether the arbiter answers. That the disk is full does not make it sick: a restart would not help.
     async fn ask_arbiter(&self) -> Result<(), String> {
+        let Some(Owner { handle, .. }) = self.owner.get() else {
+            return Ok(());
+        };
         let mut answered = self.answered.lock().await;
         if answered.is_some_and(|at| at.elapsed() < ANSWER_LIFETIME) {
             return Ok(());
         }
-        let asked = self.sources.handle.observe(Observation::Processes);
+        let asked = handle.observe(Observation::Processes);
         match timeout(ARBITER_PATIENCE, asked).await {
-            Ok(Ok(()) | Err(ArbiterError::NotSaved(_) | ArbiterError::NoCdiFile(_))) => {
+            Ok(
+                Ok(())
+                | Err(
+                    ArbiterError::NotSaved(_)
+                    | ArbiterError::NoCdiFile(_)
+                    | ArbiterError::NotOwner(_),
+                ),
+            ) => {
                 *answered = Some(Instant::now());
                 Ok(())
             }
@@ -158,10 +234,15 @@ impl Server {
     }
 }
 
-/// Turns the pool's standing into a condition; ends with the arbiter.
-async fn report_ledger(sources: &Sources) {
-    let mut status = sources.handle.status();
-    let mut waiting_for = sources.waiting_for.clone();
+/// Reports [`ConditionName::LedgerServing`] until the arbiter ends. `waiting_for`: what adoption still waits for, in
+/// words.
+pub async fn report_ledger(
+    handle: Handle,
+    mut waiting_for: watch::Receiver<String>,
+    conditions: Conditions,
+) {
+    let mut status = handle.status();
+    let mut successor = handle.successor();
     let mut may_change = true;
     loop {
         let (standing, rivals) = {
@@ -169,19 +250,22 @@ async fn report_ledger(sources: &Sources) {
             (status.standing, status.rivals.clone())
         };
         let missing = waiting_for.borrow_and_update().clone();
-        let (met, message) = ledger_condition(standing, &missing);
-        sources
-            .conditions
-            .set(ConditionName::LedgerServing, met, message);
+        let (met, message) = match successor.borrow_and_update().as_ref() {
+            None => ledger_condition(standing, &missing),
+            Some(successor) => (
+                Met::Fully,
+                format!("the ledger was handed over to pod {successor}"),
+            ),
+        };
+        conditions.set(ConditionName::LedgerServing, met, message);
         let (met, message) = rivals_condition(&rivals);
-        sources
-            .conditions
-            .set(ConditionName::OnlyRegistrant, met, message);
+        conditions.set(ConditionName::OnlyRegistrant, met, message);
         tokio::select! {
             changed = status.changed() => if changed.is_err() {
                 return;
             },
             changed = waiting_for.changed(), if may_change => may_change = changed.is_ok(),
+            Ok(()) = successor.changed() => {}
         }
     }
 }

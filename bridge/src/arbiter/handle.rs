@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use bridge_core::{
     Adoption, AllocateRequest, ClaimRef, Claims, Demand, DeviceId, DeviceName, Face, Grant,
-    Inventory, Listing, Offers, Pods, PrepareRequest, PreparedDevice, Refusal, Rival, Status,
-    UnitId,
+    Inventory, Listing, Offers, PodUid, Pods, PrepareRequest, PreparedDevice, Refusal, Rival,
+    Status, UnitId,
 };
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -22,6 +22,11 @@ pub enum Error {
     /// The claim's CDI file could not be written; the hold stays, and the call may be repeated.
     #[error("the CDI file could not be written: {0}")]
     NoCdiFile(String),
+    /// Another daemon on this node owns the ledger by now, and decides: see [`Handle::hand_over`].
+    #[error(
+        "gpu-bridge is being updated, and this call came to the pod that gave the ledger to its successor {0}"
+    )]
+    NotOwner(PodUid),
     /// The arbiter has ended, and the daemon with it.
     #[error("the daemon is stopping")]
     Stopping,
@@ -34,6 +39,7 @@ impl Error {
         match self {
             Self::NotSaved(_) => "NotSaved",
             Self::NoCdiFile(_) => "NoCdiFile",
+            Self::NotOwner(_) => "NotOwnerYet",
             Self::Stopping => "Stopping",
         }
     }
@@ -112,6 +118,17 @@ pub enum Observation {
     Demand(Option<Demand>),
 }
 
+/// What was found when the ledger was taken back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TakenBack {
+    /// It is as it was left, and this arbiter decides again.
+    Unchanged,
+    /// Another daemon has written it. What this one knows is out of date: it must start anew.
+    Changed,
+    /// Another daemon has it.
+    Owned,
+}
+
 /// A message to the arbiter.
 #[derive(Debug)]
 pub enum Call {
@@ -145,6 +162,18 @@ pub enum Call {
         /// Told once the pool has taken it.
         reply: oneshot::Sender<Result<(), Error>>,
     },
+    /// A successor asks for the ledger.
+    HandOver {
+        /// The successor's pod.
+        to: PodUid,
+        /// Told once the ledger's lock is free.
+        reply: oneshot::Sender<Result<(), Error>>,
+    },
+    /// The successor may be gone.
+    TakeBack {
+        /// Told what was found.
+        reply: oneshot::Sender<Result<TakenBack, Error>>,
+    },
 }
 
 /// A way to the arbiter, cheap to clone.
@@ -156,6 +185,7 @@ pub struct Handle {
     started: Instant,
     gate: Gate,
     anew: Anew,
+    successor: watch::Receiver<Option<PodUid>>,
 }
 
 /// Counts how often each face was asked to register anew.
@@ -184,7 +214,13 @@ impl Handle {
                 legacy: Arc::new(watch::Sender::new(0)),
                 dra: Arc::new(watch::Sender::new(0)),
             },
+            successor: watch::channel(None).1,
         }
+    }
+
+    /// With a way to see who got the ledger.
+    pub(super) fn with_successor(self, successor: watch::Receiver<Option<PodUid>>) -> Self {
+        Self { successor, ..self }
     }
 
     /// Rule 5.
@@ -226,6 +262,31 @@ impl Handle {
     /// The ledger could not be saved, or the daemon is stopping.
     pub async fn observe(&self, observation: Observation) -> Result<(), Error> {
         self.ask(|reply| Call::Observe { observation, reply }).await
+    }
+
+    /// Gives the ledger to a successor: the calls that are here are decided and saved, and then the lock is let go.
+    /// From then on calls get [`Error::NotOwner`], and what is seen is kept until the ledger is
+    /// [taken back](Self::take_back).
+    ///
+    /// # Errors
+    /// Nothing was handed over: what is in doubt could not be saved, another successor has it already
+    /// ([`Error::NotOwner`]), or the daemon is stopping.
+    pub async fn hand_over(&self, to: PodUid) -> Result<(), Error> {
+        self.ask(|reply| Call::HandOver { to, reply }).await
+    }
+
+    /// Takes the ledger back after [`hand_over`](Self::hand_over), if nobody has it.
+    ///
+    /// # Errors
+    /// The folder of the ledger can't be used, or the daemon is stopping.
+    pub async fn take_back(&self) -> Result<TakenBack, Error> {
+        self.ask(|reply| Call::TakeBack { reply }).await
+    }
+
+    /// The pod that the ledger was handed over to; `None` while this daemon owns it.
+    #[must_use]
+    pub fn successor(&self) -> watch::Receiver<Option<PodUid>> {
+        self.successor.clone()
     }
 
     /// What both faces show; changes only when something to be shown has changed.

@@ -1,6 +1,8 @@
 //! The loop: takes what is waiting, decides it on one private copy of the pool, saves once, commits, writes CDI
 //! files, answers, and publishes what has changed.
 
+mod handover;
+
 use std::collections::BTreeSet;
 use std::fmt;
 use std::future::Future;
@@ -9,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use bridge_core::{
-    AllocateOutcome, ClaimRef, Evidence, Grant, Ledger, Moment, Offers, Pool, Preparation,
+    AllocateOutcome, ClaimRef, Evidence, Grant, Ledger, Moment, Offers, PodUid, Pool, Preparation,
     PrepareOutcome, Processes, Standing, Status, Transition, UnitId,
 };
 use tokio::sync::{mpsc, oneshot, watch};
@@ -53,6 +55,10 @@ pub struct Arbiter {
     nvml: Trouble,
     /// The units and minors that the CDI files were made of.
     written_minors: Vec<(UnitId, u32)>,
+    /// Who has the ledger, if it is not ours any more.
+    successor: watch::Sender<Option<PodUid>>,
+    /// What was seen since then.
+    kept: Vec<Call>,
 }
 
 impl fmt::Debug for Arbiter {
@@ -95,6 +101,7 @@ impl Arbiter {
         let (sender, calls) = mpsc::channel(QUEUE_LIMIT);
         let (offers, offers_seen) = watch::channel(Arc::new(pool.offers()));
         let (status, status_seen) = watch::channel(Arc::new(pool.status(SystemTime::now())));
+        let (successor, successor_seen) = watch::channel(None);
         let arbiter = Self {
             pool,
             store,
@@ -109,8 +116,11 @@ impl Arbiter {
             disk: Trouble::None,
             nvml: Trouble::None,
             written_minors: Vec::new(),
+            successor,
+            kept: Vec::new(),
         };
-        let handle = Handle::new(sender, offers_seen, status_seen, started);
+        let handle =
+            Handle::new(sender, offers_seen, status_seen, started).with_successor(successor_seen);
         (arbiter, handle)
     }
 
@@ -125,14 +135,15 @@ impl Arbiter {
                 },
                 () = wake => {}
             }
-            self.serve(std::mem::take(&mut batch)).await;
+            self.take(std::mem::take(&mut batch)).await;
         }
     }
 
     /// Ends when the pool wants to be looked at again; never, if it waits for nothing. After a save that failed the
     /// pool is as it was, and what was due then is still due: it waits for [`SAVE_PAUSE`].
     fn time_to_wake(&self) -> impl Future<Output = ()> + use<> {
-        let due = self.pool.wake_at().map(|uptime| self.started + uptime);
+        let due = self.pool.wake_at().filter(|_| self.owns());
+        let due = due.map(|uptime| self.started + uptime);
         let at = due.map(|due| self.not_before.map_or(due, |earliest| due.max(earliest)));
         async move {
             match at {
@@ -455,6 +466,9 @@ fn decide(transition: &mut Transition, call: Call) -> Answer {
         Call::Observe { observation, reply } => {
             observe(transition, observation);
             Answer::Observe(reply)
+        }
+        Call::HandOver { .. } | Call::TakeBack { .. } => {
+            unreachable!("these are taken out of each batch before it is decided")
         }
     }
 }

@@ -5,8 +5,10 @@
 //! read one file.
 
 mod ledger;
+mod probe;
 mod rebuild;
 mod run;
+mod socket;
 mod status;
 mod table;
 
@@ -18,6 +20,7 @@ use clap::{Parser, Subcommand, ValueEnum};
 use kube::config::KubeconfigError;
 
 pub use ledger::{LedgerArgs, LedgerCommand};
+pub use probe::ProbeArgs;
 pub use rebuild::{RebuildArgs, RebuildError};
 pub use run::{Mistake, Mistakes, RunArgs, RunOptions};
 pub use status::StatusArgs;
@@ -58,6 +61,8 @@ pub enum Command {
     Run(Box<RunArgs>),
     /// Shows who has which GPU on this node, and what the daemon still waits for.
     Status(StatusArgs),
+    /// Asks the daemon of this pod whether it is alive or ready: for the probes of the DaemonSet.
+    Probe(ProbeArgs),
     /// Looks at a ledger's file, or has a new one made.
     Ledger(LedgerArgs),
     /// Checks a configuration file and says what it means, without a daemon.
@@ -90,6 +95,9 @@ pub enum Error {
     /// The daemon could not be asked.
     #[error("no status")]
     Status(#[from] ClientError),
+    /// The daemon says no, or nothing.
+    #[error("the probe failed")]
+    Probe(#[source] ClientError),
     /// The ledger's file could not be read.
     #[error("no ledger")]
     Ledger(#[from] InspectError),
@@ -119,6 +127,7 @@ impl Error {
             }
             Self::Daemon(_)
             | Self::Status(_)
+            | Self::Probe(_)
             | Self::Ledger(_)
             | Self::Rebuild(_)
             | Self::Output(_) => FAILURE,
@@ -150,6 +159,7 @@ impl Cli {
                 crate::daemon::run(options).await.map_err(Error::Daemon)
             }
             Command::Status(args) => print(&args.ask().await?),
+            Command::Probe(args) => print(&args.ask().await.map_err(Error::Probe)?),
             Command::Ledger(args) => print(&args.execute().await?),
             Command::CheckConfig { file } => print(&config::report(&file)?),
         }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use bridge_core::{PodUid, is_object_name};
 use clap::Args;
 
-use crate::admin::SOCKET_PATH_LIMIT_BYTES;
+use crate::admin::{SOCKET_PATH_LIMIT_BYTES, own_admin_socket};
 
 /// Driver name and folder of its state below `<kubelet-dir>/plugins`.
 const DRIVER: &str = "gpu.nvidia.com";
@@ -125,7 +125,7 @@ pub struct RunOptions {
     pub proc_root: PathBuf,
     /// Kubeconfig; `None`: the pod's service account.
     pub kubeconfig: Option<PathBuf>,
-    /// Unix socket of `gpu-bridge status`.
+    /// Unix socket of `gpu-bridge status`: of the daemon that owns the ledger.
     pub admin_socket: PathBuf,
     /// Address of the HTTP server.
     pub http_addr: SocketAddr,
@@ -175,7 +175,11 @@ impl RunArgs {
         let admin_socket = found
             .optional_path("--admin-socket", self.admin_socket)
             .unwrap_or_else(|| default_admin_socket(&state_dir));
-        found.socket("--admin-socket", &admin_socket);
+        let pod_uid = found.pod_uid(self.pod_uid);
+        let longest = pod_uid
+            .as_ref()
+            .map(|pod| own_admin_socket(&admin_socket, pod.as_str()));
+        found.socket("--admin-socket", longest.as_ref().unwrap_or(&admin_socket));
         let driver_root = found.path("--driver-root", self.driver_root);
         let dev_root = found
             .optional_path("--dev-root", self.dev_root)
@@ -190,7 +194,7 @@ impl RunArgs {
             proc_root: found.path("--proc-root", self.proc_root),
             kubeconfig: found.optional_path("--kubeconfig", self.kubeconfig),
             http_addr: found.address(&self.http_addr),
-            pod_uid: found.pod_uid(self.pod_uid),
+            pod_uid,
             kubelet_dir,
             state_dir,
             driver_root,
@@ -198,6 +202,16 @@ impl RunArgs {
             admin_socket,
         };
         found.finish(options)
+    }
+}
+
+impl RunOptions {
+    /// The admin socket that this daemon has for itself, so that it can be asked while another one owns the ledger
+    /// and [`admin_socket`](Self::admin_socket); `None` without a pod UID.
+    #[must_use]
+    pub fn own_admin_socket(&self) -> Option<PathBuf> {
+        let pod = self.pod_uid.as_ref()?;
+        Some(own_admin_socket(&self.admin_socket, pod.as_str()))
     }
 }
 
@@ -387,12 +401,12 @@ mod tests {
             ],
             expect![[r#"
                 nothing was started, because of these flags:
+                  --pod-uid: "../x" is not a valid pod UID: only letters, digits, '-', '_' and '.' are allowed
                   --admin-socket "/sssssssssssssssssssssssssssssssssssssssssssssssssssssssssssssssssssssssssssssssssssssssssssssssssssssssssss": is 108 bytes long, and a unix socket's path may have 107; give a shorter --admin-socket or --state-dir
                   --node-name "Node_1": is no node name: lower-case letters, digits, '-' and '.', at most 253 of them, as `kubectl get nodes` shows it
                   --cdi-dir "cdi": must be an absolute path, since a daemon has no folder of its own to start from
                   --config "": must be an absolute path, since a daemon has no folder of its own to start from
-                  --http-addr "localhost": must be an IP address and a port, as in 127.0.0.1:9494 or [::1]:9494
-                  --pod-uid: "../x" is not a valid pod UID: only letters, digits, '-', '_' and '.' are allowed"#]],
+                  --http-addr "localhost": must be an IP address and a port, as in 127.0.0.1:9494 or [::1]:9494"#]],
         );
     }
 

@@ -1,30 +1,16 @@
 //! `gpu-bridge status`: who has which GPU on this node, as the daemon here says.
 
-use std::path::PathBuf;
-
 use clap::{Args, ValueEnum};
 
-use super::run::{default_admin_socket, default_state_dir};
+use super::socket::SocketArgs;
 use super::table::Table;
 use crate::admin::{self, ClientError, HoldPage, HolderPage, StatusPage, UnitPage};
 
 /// The flags of `status`.
 #[derive(Debug, Clone, Args)]
 pub struct StatusArgs {
-    /// Socket of the daemon [default: <state-dir>/admin.sock].
-    #[arg(long, env = "GPU_BRIDGE_ADMIN_SOCKET", value_name = "PATH")]
-    admin_socket: Option<PathBuf>,
-    /// The daemon's --state-dir [default: <kubelet-dir>/plugins/gpu.nvidia.com].
-    #[arg(long, env = "GPU_BRIDGE_STATE_DIR", value_name = "DIR")]
-    state_dir: Option<PathBuf>,
-    /// The daemon's --kubelet-dir.
-    #[arg(
-        long,
-        env = "GPU_BRIDGE_KUBELET_DIR",
-        value_name = "DIR",
-        default_value = "/var/lib/kubelet"
-    )]
-    kubelet_dir: PathBuf,
+    #[command(flatten)]
+    socket: SocketArgs,
     /// How the answer is written.
     #[arg(long, short, value_enum, default_value_t)]
     output: Output,
@@ -46,13 +32,7 @@ impl StatusArgs {
     /// # Errors
     /// The daemon is not there, or does not answer with a status page.
     pub(super) async fn ask(self) -> Result<String, ClientError> {
-        let socket = self.admin_socket.unwrap_or_else(|| {
-            let state_dir = self
-                .state_dir
-                .unwrap_or_else(|| default_state_dir(&self.kubelet_dir));
-            default_admin_socket(&state_dir)
-        });
-        let page = admin::status(&socket).await?;
+        let page = admin::status(&self.socket.path()).await?;
         Ok(match self.output {
             Output::Table => describe(&page),
             Output::Json => {

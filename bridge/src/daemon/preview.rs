@@ -8,8 +8,8 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Config, Faces, OnDisk, RunOptions, Tasks, client, config, process_probe, start_inventory,
-    start_nvml,
+    Config, Faces, OnDisk, RunOptions, Tasks, client, config, process_probe, start_feeds,
+    start_nvml, start_scans,
 };
 use crate::admin::Conditions;
 use crate::arbiter::Rehearsal;
@@ -61,7 +61,8 @@ pub async fn preview(options: &RunOptions) -> anyhow::Result<Foresight> {
         rehearsal.run().await;
         ("rehearsal", Ok(()))
     });
-    let scans = start_inventory(&mut tasks, nvml, &handle, &conditions, &stop).await;
+    let scans = start_scans(&mut tasks, nvml, &conditions, &stop);
+    start_feeds(&mut tasks, scans.clone(), &handle, &stop).await;
     let faces = Faces {
         options,
         config: &config,

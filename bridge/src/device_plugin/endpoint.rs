@@ -33,7 +33,8 @@ impl Endpoint {
         let stop = CancellationToken::new();
         let streams = Streams::new();
         let subscribed = streams.subscribe();
-        let service = Service::new(handle, list_now, streams, stop.clone());
+        let folder = path.parent().unwrap_or_else(|| Path::new("/"));
+        let service = Service::new(folder, handle, list_now, streams, stop.clone());
         let mut servers = JoinSet::new();
         let file = serve(path, &service, &stop, &mut servers)?;
         Ok(Self {

@@ -12,6 +12,7 @@ mod folder;
 mod node_status;
 mod register;
 mod service;
+mod successor;
 mod wire;
 
 use std::path::PathBuf;

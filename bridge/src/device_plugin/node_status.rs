@@ -423,7 +423,11 @@ impl Keeper {
         };
         match self.inputs.handle.observe(observation).await {
             Ok(()) => self.told = Some(told),
-            Err(arbiter::Error::NotSaved(_) | arbiter::Error::NoCdiFile(_)) => {
+            Err(
+                arbiter::Error::NotSaved(_)
+                | arbiter::Error::NoCdiFile(_)
+                | arbiter::Error::NotOwner(_),
+            ) => {
                 self.look_again(Instant::now() + TELL_AGAIN);
             }
             Err(arbiter::Error::Stopping) => return Err(arbiter::Error::Stopping),

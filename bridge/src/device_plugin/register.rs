@@ -210,6 +210,7 @@ struct Plugin {
 impl Plugin {
     async fn serve(&mut self, current: &mut Option<Endpoint>) -> Result<(), Error> {
         loop {
+            self.until_owner().await;
             let kubelet = self.kubelet().await;
             if let Some(former) = current.take() {
                 self.closing.spawn(former.close());
@@ -267,6 +268,21 @@ impl Plugin {
             } else {
                 self.wait(kubelet).await;
             }
+        }
+    }
+
+    fn owns(&self) -> bool {
+        self.handle.successor().borrow().is_none()
+    }
+
+    /// Waits until this daemon owns the ledger. While a successor does, it is the one to register, and the socket
+    /// that is there stays for the calls that still come.
+    async fn until_owner(&self) {
+        let mut successor = self.handle.successor();
+        let is_gone = successor.wait_for(Option::is_none).await.is_err();
+        if is_gone {
+            // The arbiter is gone, and the daemon with it.
+            std::future::pending::<()>().await;
         }
     }
 
@@ -342,8 +358,10 @@ impl Plugin {
             } else {
                 missing_since = None;
                 self.tell(RegistrationState::Registered);
-                self.keep_file(endpoint);
-                self.close_kept();
+                if self.owns() {
+                    self.keep_file(endpoint);
+                    self.close_kept();
+                }
             }
             let grace = missing_since.map_or(Duration::MAX, |since| {
                 STREAM_GRACE.saturating_sub(since.elapsed())
@@ -351,7 +369,10 @@ impl Plugin {
             tokio::select! {
                 () = self.watch.changed() => {}
                 _ = streams.changed() => {}
-                Ok(()) = self.anew.changed() => return Lost::Displaced,
+                // While a successor has the ledger it is the one that is to be called.
+                Ok(()) = self.anew.changed() => if self.owns() {
+                    return Lost::Displaced;
+                },
                 () = sleep_for(grace) => {}
             }
         }

@@ -1,10 +1,11 @@
 //! The gRPC service `v1beta1.DevicePlugin`.
 
+use std::path::Path;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bridge_core::{AllocateRequest, Listing, Offers, Patience, shown};
+use bridge_core::{AllocateRequest, Listing, Offers, Patience, PodUid, shown};
 use futures::Stream;
 use legacy_proto::deviceplugin::device_plugin_server::DevicePlugin;
 use legacy_proto::deviceplugin::{
@@ -17,8 +18,9 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
+use super::successor::{self, HOLD_LIMIT, LOOK_AGAIN};
 use super::{ListNow, wire};
-use crate::arbiter::{AllocateReply, GrantedDevice, Handle};
+use crate::arbiter::{self, AllocateReply, GrantedDevice, Handle};
 
 /// How long an `Allocate` waits for a unit that a process still uses. The kubelet admits one pod at a time and sets
 /// no deadline, so all later pods of the node wait as well.
@@ -39,6 +41,8 @@ const IDS_SHOWN: usize = 16;
 /// The counted face of one socket.
 #[derive(Clone)]
 pub(super) struct Service {
+    /// The kubelet's device plugin folder.
+    folder: Arc<Path>,
     handle: Handle,
     list_now: ListNow,
     streams: Streams,
@@ -80,14 +84,31 @@ impl Drop for OpenStream {
     }
 }
 
+/// Why an `Allocate` has no devices for an answer.
+#[derive(Debug)]
+enum NoDecision {
+    /// What the kubelet is told.
+    Failed(Status),
+    /// The successor has to be asked.
+    NotOwner(PodUid),
+}
+
+impl From<Status> for NoDecision {
+    fn from(status: Status) -> Self {
+        Self::Failed(status)
+    }
+}
+
 impl Service {
     pub(super) fn new(
+        folder: &Path,
         handle: Handle,
         list_now: ListNow,
         streams: Streams,
         stop: CancellationToken,
     ) -> Self {
         Self {
+            folder: folder.into(),
             handle,
             list_now,
             streams,
@@ -95,15 +116,26 @@ impl Service {
         }
     }
 
+    /// Gives all containers of a call their devices.
+    async fn decide(&self, call: &AllocateCall) -> Result<AllocateResponse, NoDecision> {
+        let mut container_responses: Vec<ContainerAllocateResponse> = Vec::new();
+        for container in &call.container_requests {
+            let devices = self.allocate_container(&container.devices_ids).await?;
+            container_responses.push(wire::granted(devices));
+        }
+        Ok(AllocateResponse {
+            container_responses,
+        })
+    }
+
     /// Gives a container its devices, waiting as rule 5 says.
-    async fn allocate_container(&self, texts: &[String]) -> Result<Vec<GrantedDevice>, Status> {
+    async fn allocate_container(&self, texts: &[String]) -> Result<Vec<GrantedDevice>, NoDecision> {
         if texts.is_empty() {
-            return Err(Status::invalid_argument(
-                "the kubelet asked for no device at all, so none was given",
-            ));
+            let why = "the kubelet asked for no device at all, so none was given";
+            return Err(Status::invalid_argument(why).into());
         }
         if texts.len() > IDS_LIMIT {
-            return Err(too_much("devices", texts.len(), IDS_LIMIT));
+            return Err(too_much("devices", texts.len(), IDS_LIMIT).into());
         }
         let ids = wire::device_ids(texts).map_err(|refusal| refuse(&refusal, texts))?;
         let started = Instant::now();
@@ -119,9 +151,15 @@ impl Service {
                 patience,
             };
             let reply = self.handle.allocate(request, listing.clone()).await;
-            match reply.map_err(|error| undecided(&error, texts))? {
+            let reply = reply.map_err(|error| match error {
+                arbiter::Error::NotOwner(successor) => NoDecision::NotOwner(successor),
+                error @ (arbiter::Error::NotSaved(_)
+                | arbiter::Error::NoCdiFile(_)
+                | arbiter::Error::Stopping) => undecided(&error, texts).into(),
+            })?;
+            match reply {
                 AllocateReply::Granted(devices) => return Ok(devices),
-                AllocateReply::Refused(refusal) => return Err(refuse(&refusal, texts)),
+                AllocateReply::Refused(refusal) => return Err(refuse(&refusal, texts).into()),
                 AllocateReply::NeedsListing if listing.is_none() => {
                     listing = Some(
                         (self.list_now)(ids.clone())
@@ -134,10 +172,9 @@ impl Service {
                 }
                 AllocateReply::NeedsListing | AllocateReply::Wait => {
                     tracing::error!(ids = ?texts, "the arbiter asks for what it was given");
-                    return Err(Status::internal(
-                        "gpu-bridge could not decide, which is a mistake in it: please report it with its log. \
-                         Delete the pod, so that it is scheduled anew.",
-                    ));
+                    let why = "gpu-bridge could not decide, which is a mistake in it: please report it with its log. \
+                         Delete the pod, so that it is scheduled anew.";
+                    return Err(Status::internal(why).into());
                 }
             }
         }
@@ -162,6 +199,7 @@ impl DevicePlugin for Service {
     ) -> Result<Response<Self::ListAndWatchStream>, Status> {
         let lists = Lists {
             offers: self.handle.offers(),
+            successor: self.handle.successor(),
             sent: None,
             stop: self.stop.clone(),
             _open: self.streams.open(),
@@ -201,24 +239,42 @@ impl DevicePlugin for Service {
         request: Request<AllocateCall>,
     ) -> Result<Response<AllocateResponse>, Status> {
         let _open = self.handle.open_allocate();
-        let containers = request.into_inner().container_requests;
-        if containers.is_empty() {
+        let call = request.into_inner();
+        if call.container_requests.is_empty() {
             // An empty answer would make the kubelet leak what it has reserved.
             return Err(Status::invalid_argument(
                 "the kubelet asked for no container at all, so nothing was given",
             ));
         }
-        if containers.len() > CONTAINERS_LIMIT {
-            return Err(too_much("containers", containers.len(), CONTAINERS_LIMIT));
+        let containers = call.container_requests.len();
+        if containers > CONTAINERS_LIMIT {
+            return Err(too_much("containers", containers, CONTAINERS_LIMIT));
         }
-        let mut container_responses: Vec<ContainerAllocateResponse> = Vec::new();
-        for container in containers {
-            let devices = self.allocate_container(&container.devices_ids).await?;
-            container_responses.push(wire::granted(devices));
+        let mut turned_away = None;
+        loop {
+            let successor = match self.decide(&call).await {
+                Ok(answer) => return Ok(Response::new(answer)),
+                Err(NoDecision::Failed(status)) => return Err(status),
+                Err(NoDecision::NotOwner(successor)) => successor,
+            };
+            let since = *turned_away.get_or_insert_with(tokio::time::Instant::now);
+            let until = since + HOLD_LIMIT;
+            // The same question gets the same answer, so what this daemon gave before is given again.
+            let asked = successor::allocate(&self.folder, &successor, &call, until).await;
+            if let Some(answer) = asked {
+                return answer.map(Response::new);
+            }
+            if since.elapsed() >= HOLD_LIMIT {
+                let ids: Vec<String> = call
+                    .container_requests
+                    .iter()
+                    .flat_map(|container| container.devices_ids.iter().cloned())
+                    .collect();
+                return Err(undecided(&arbiter::Error::NotOwner(successor), &ids));
+            }
+            // Without a successor after all, the next question is decided here.
+            tokio::time::sleep(LOOK_AGAIN).await;
         }
-        Ok(Response::new(AllocateResponse {
-            container_responses,
-        }))
     }
 
     async fn pre_start_container(
@@ -233,15 +289,28 @@ impl DevicePlugin for Service {
 #[derive(Debug)]
 struct Lists {
     offers: watch::Receiver<Arc<Offers>>,
+    successor: watch::Receiver<Option<PodUid>>,
     sent: Option<Vec<Device>>,
     stop: CancellationToken,
     _open: OpenStream,
 }
 
 impl Lists {
-    /// The list at once, then each one that differs from what was sent; `None` when serving ends.
+    /// The list at once, then each one that differs from what was sent; `None` when serving ends. While a successor
+    /// has the ledger nothing is said, and the stream stays: what a kubelet hears last from any socket is what it
+    /// believes, and the end of the only stream makes all devices unhealthy.
     async fn next(&mut self) -> Option<Vec<Device>> {
         loop {
+            let has_successor = self.successor.borrow_and_update().is_some();
+            if has_successor {
+                // The kubelet may hear another list meanwhile.
+                self.sent = None;
+                tokio::select! {
+                    () = self.stop.cancelled() => return None,
+                    changed = self.successor.changed() => changed.ok()?,
+                }
+                continue;
+            }
             let devices = wire::devices(&self.offers.borrow_and_update());
             if self.sent.as_ref() != Some(&devices) {
                 let healthy = devices.iter().filter(|it| it.health == HEALTHY).count();
@@ -256,6 +325,7 @@ impl Lists {
             tokio::select! {
                 () = self.stop.cancelled() => return None,
                 changed = self.offers.changed() => changed.ok()?,
+                Ok(()) = self.successor.changed() => {}
             }
         }
     }
@@ -289,7 +359,7 @@ fn refuse(refusal: &bridge_core::Refusal, ids: &[String]) -> Status {
     wire::refused(refusal)
 }
 
-fn undecided(error: &crate::arbiter::Error, ids: &[String]) -> Status {
+fn undecided(error: &arbiter::Error, ids: &[String]) -> Status {
     let ids = ids_shown(ids);
     let reason = error.reason();
     tracing::warn!(face = "legacy", reason, %error, ?ids, "could not decide an Allocate");

@@ -18,6 +18,7 @@ mod opaque;
 pub mod register;
 mod service;
 pub mod slices;
+mod successor;
 mod wire;
 
 use crate::follow::chain;

@@ -19,6 +19,7 @@ use tracing::{debug, error, info, warn};
 
 use super::listener::Listener;
 use super::service::Service;
+use super::successor::Successors;
 use super::{DRIVER, chain, wire};
 use crate::arbiter::Handle;
 use crate::uds;
@@ -151,7 +152,10 @@ pub async fn run(
     shutdown: CancellationToken,
 ) -> Result<(), Error> {
     let anew = handle.registers_anew(Face::Dra);
-    let service = Service::new(client, node, handle, shutdown.clone());
+    let successors = Successors {
+        kubelet_dir: place.kubelet_dir.clone(),
+    };
+    let service = Service::new(client, node, handle, successors, shutdown.clone());
     let registrar = Registrar {
         endpoint: place.service_socket().into(),
         state,

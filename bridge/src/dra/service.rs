@@ -18,8 +18,9 @@ use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, debug, info, info_span, warn};
 
 use super::claims;
-use super::wire::{Prepared, Unprepared};
-use crate::arbiter::{self, Handle, PrepareReply, PreparedReply};
+use super::successor::{HOLD_LIMIT, LOOK_AGAIN, Successors};
+use super::wire::{Prepared, PreparedDevice, Unprepared};
+use crate::arbiter::{self, Handle, PrepareReply};
 
 /// How long Prepare waits for a unit that may become free. The kubelet comes back only after 77-89 s, so waiting
 /// is better than an early no; it gives a call 45 s.
@@ -68,6 +69,9 @@ enum Why {
         CALL_LIMIT.as_secs()
     )]
     TimeIsUp { claim: ClaimRef, verb: &'static str },
+    /// The successor's words, with their reason.
+    #[error("{0}")]
+    Successor(String),
 }
 
 fn advice(error: &arbiter::Error) -> &'static str {
@@ -77,6 +81,9 @@ fn advice(error: &arbiter::Error) -> &'static str {
         }
         arbiter::Error::NoCdiFile(_) => {
             "The kubelet tries again by itself; make room in gpu-bridge's CDI directory, or look at its errors."
+        }
+        arbiter::Error::NotOwner(_) => {
+            "The kubelet tries again by itself, and the successor answers once it serves; if this stays, see its log."
         }
         arbiter::Error::Stopping => {
             "The kubelet tries again by itself, and gpu-bridge answers once it runs again."
@@ -91,6 +98,8 @@ impl Why {
             Self::Refused(refusal) => refusal.reason(),
             Self::Arbiter { error, .. } => error.reason(),
             Self::TimeIsUp { .. } => "TimeIsUp",
+            // The reason why it was not decided here; the successor's log has its own.
+            Self::Successor(_) => "NotOwnerYet",
         }
     }
 
@@ -100,6 +109,7 @@ impl Why {
             Self::Claim(error) => error.is_unavailable(),
             Self::Refused(refusal) => refusal.is_unavailable(),
             Self::Arbiter { .. } | Self::TimeIsUp { .. } => true,
+            Self::Successor(_) => false,
         }
     }
 
@@ -113,6 +123,7 @@ impl Why {
         match self {
             // It begins with its reason.
             Self::Refused(refusal) => format!("{kind}{refusal}"),
+            Self::Successor(text) => text.clone(),
             Self::Claim(_) | Self::Arbiter { .. } | Self::TimeIsUp { .. } => {
                 format!("{kind}{}: {self}", self.reason())
             }
@@ -125,6 +136,7 @@ pub(super) struct Service {
     client: Client,
     node: String,
     handle: Handle,
+    successors: Successors,
     shutdown: CancellationToken,
 }
 
@@ -141,12 +153,14 @@ impl Service {
         client: Client,
         node: String,
         handle: Handle,
+        successors: Successors,
         shutdown: CancellationToken,
     ) -> Arc<Self> {
         Arc::new(Self {
             client,
             node,
             handle,
+            successors,
             shutdown,
         })
     }
@@ -177,16 +191,8 @@ impl Service {
             let Ok(claim) = claim_ref(asked) else {
                 return Ok(());
             };
-            match timeout_at(end, self.handle.unprepare(claim.clone())).await {
-                Ok(Ok(())) => {
-                    debug!("unprepared");
-                    Ok(())
-                }
-                Ok(Err(error)) => Err(Why::Arbiter {
-                    claim,
-                    verb: "unprepared",
-                    error,
-                }),
+            match timeout_at(end, self.unprepare_one(&claim)).await {
+                Ok(answer) => answer,
                 Err(_) => Err(Why::TimeIsUp {
                     claim,
                     verb: "unprepared",
@@ -196,12 +202,63 @@ impl Service {
         .await
     }
 
+    /// What the kubelet is told of a call that this daemon did not decide: the successor's answer, if there is one.
+    /// `None`: ask again.
+    async fn settled<T>(
+        &self,
+        Failed { claim, verb, error }: Failed<'_>,
+        answer: Option<Result<T, String>>,
+        held: &mut Held,
+    ) -> Option<Result<T, Why>> {
+        if let Some(answer) = answer {
+            return Some(answer.map_err(Why::Successor));
+        }
+        let is_handed_over = matches!(error, arbiter::Error::NotOwner(_));
+        if is_handed_over && held.lasts(&self.shutdown).await {
+            return None;
+        }
+        Some(Err(Why::Arbiter {
+            claim: claim.clone(),
+            verb,
+            error,
+        }))
+    }
+
+    async fn unprepare_one(&self, claim: &ClaimRef) -> Result<(), Why> {
+        let mut held = Held::default();
+        loop {
+            let error = match self.handle.unprepare(claim.clone()).await {
+                Ok(()) => {
+                    debug!("unprepared");
+                    return Ok(());
+                }
+                Err(error) => error,
+            };
+            let answer = match &error {
+                arbiter::Error::NotOwner(successor) => {
+                    self.successors.unprepare(successor, claim).await
+                }
+                arbiter::Error::NotSaved(_)
+                | arbiter::Error::NoCdiFile(_)
+                | arbiter::Error::Stopping => None,
+            };
+            let failed = Failed {
+                claim,
+                verb: "unprepared",
+                error,
+            };
+            if let Some(answer) = self.settled(failed, answer, &mut held).await {
+                return answer;
+            }
+        }
+    }
+
     async fn prepare_one(
         &self,
         claim: &ClaimRef,
         arrived: Duration,
         wait_until: Instant,
-    ) -> Result<Vec<PreparedReply>, Why> {
+    ) -> Result<Vec<PreparedDevice>, Why> {
         let devices = claims::read(&self.client, &self.node, claim).await?;
         let mut request = PrepareRequest {
             claim: claim.clone(),
@@ -210,6 +267,7 @@ impl Service {
             patience: Patience::Waits,
         };
         let mut status = self.handle.status();
+        let mut held = Held::default();
         loop {
             // Before the question: what changes while it is answered is a reason to ask again.
             status.mark_unchanged();
@@ -220,16 +278,28 @@ impl Service {
             let waits_for = match reply {
                 Ok(PrepareReply::Prepared(devices)) => {
                     info!("prepared");
-                    return Ok(devices);
+                    return Ok(devices.into_iter().map(PreparedDevice::from).collect());
                 }
                 Ok(PrepareReply::Refused(refusal)) => return Err(Why::Refused(refusal)),
                 Ok(PrepareReply::Wait(refusal)) => refusal,
                 Err(error) => {
-                    return Err(Why::Arbiter {
-                        claim: claim.clone(),
+                    let answer = match &error {
+                        arbiter::Error::NotOwner(successor) => {
+                            self.successors.prepare(successor, claim).await
+                        }
+                        arbiter::Error::NotSaved(_)
+                        | arbiter::Error::NoCdiFile(_)
+                        | arbiter::Error::Stopping => None,
+                    };
+                    let failed = Failed {
+                        claim,
                         verb: "prepared",
                         error,
-                    });
+                    };
+                    match self.settled(failed, answer, &mut held).await {
+                        Some(answer) => return answer,
+                        None => continue,
+                    }
                 }
             };
             // Who stops does not say that the time is up: the next daemon may serve the claim.
@@ -250,6 +320,31 @@ impl Service {
                 () = self.shutdown.cancelled() => return Err(Why::Refused(waits_for)),
                 () = sleep_until((asked + ASK_AGAIN).min(wait_until)) => {}
             }
+        }
+    }
+}
+
+/// A call that this daemon did not decide.
+struct Failed<'a> {
+    claim: &'a ClaimRef,
+    verb: &'static str,
+    error: arbiter::Error,
+}
+
+/// How long a claim waits for a successor that does not serve yet.
+#[derive(Debug, Default)]
+struct Held(Option<Instant>);
+
+impl Held {
+    /// Waits a moment; `false` if the time is up, or the daemon ends.
+    async fn lasts(&mut self, shutdown: &CancellationToken) -> bool {
+        let until = *self.0.get_or_insert_with(|| Instant::now() + HOLD_LIMIT);
+        if Instant::now() >= until {
+            return false;
+        }
+        tokio::select! {
+            () = shutdown.cancelled() => false,
+            () = sleep_until(Instant::now() + LOOK_AGAIN) => true,
         }
     }
 }
@@ -315,7 +410,9 @@ fn named(asked: Asked) -> Result<ClaimRef, claims::Error> {
 }
 
 fn log(why: &Why) {
-    if why.is_unavailable() {
+    if matches!(why, Why::Successor(_)) {
+        debug!(error = %why, "the successor refused a claim");
+    } else if why.is_unavailable() {
         warn!(reason = why.reason(), error = %why, "a claim got no decision");
     } else {
         info!(reason = why.reason(), error = %why, "a claim was refused");

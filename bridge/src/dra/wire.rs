@@ -12,12 +12,14 @@ use dra_proto::registration::registration_server::{Registration, RegistrationSer
 use dra_proto::registration::{
     DRA_PLUGIN, InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse,
 };
+use dra_proto::v1::dra_plugin_client::DraPluginClient as ClientV1;
 use dra_proto::v1::dra_plugin_server::{DraPlugin as DraPluginV1, DraPluginServer as ServerV1};
 use dra_proto::v1beta1::dra_plugin_server::{
     DraPlugin as DraPluginV1beta1, DraPluginServer as ServerV1beta1,
 };
 use dra_proto::{MAX_MESSAGE_BYTES, v1, v1beta1};
 use tonic::body::Body;
+use tonic::transport::Channel;
 use tonic::{Request, Response, Status};
 use tower::Service as _;
 
@@ -31,7 +33,27 @@ use crate::arbiter::PreparedReply;
 pub(super) const SERVICES: [&str; 2] = [v1::SERVICE, v1beta1::SERVICE];
 
 /// An answer about prepared claims, by claim UID: devices, or the text for the pod's event.
-pub(super) type Prepared = BTreeMap<String, Result<Vec<PreparedReply>, String>>;
+pub(super) type Prepared = BTreeMap<String, Result<Vec<PreparedDevice>, String>>;
+
+/// A device as the kubelet is told of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct PreparedDevice {
+    requests: Vec<String>,
+    pool: String,
+    device: String,
+    cdi_devices: Vec<String>,
+}
+
+impl From<PreparedReply> for PreparedDevice {
+    fn from(reply: PreparedReply) -> Self {
+        Self {
+            requests: reply.device.requests,
+            pool: reply.device.pool,
+            device: reply.device.device.to_string(),
+            cdi_devices: vec![reply.cdi_device],
+        }
+    }
+}
 
 /// An answer about unprepared claims.
 pub(super) type Unprepared = BTreeMap<String, Result<(), String>>;
@@ -120,6 +142,16 @@ fn asked(claims: Vec<impl Into<Asked>>) -> Result<Vec<Asked>, Status> {
     Ok(claims.into_iter().map(Into::into).collect())
 }
 
+impl From<Asked> for v1::Claim {
+    fn from(asked: Asked) -> Self {
+        Self {
+            namespace: asked.namespace,
+            name: asked.name,
+            uid: asked.uid,
+        }
+    }
+}
+
 impl From<v1::Claim> for Asked {
     fn from(claim: v1::Claim) -> Self {
         Self {
@@ -130,7 +162,7 @@ impl From<v1::Claim> for Asked {
     }
 }
 
-fn v1_answer(answer: Result<Vec<PreparedReply>, String>) -> v1::NodePrepareResourceResponse {
+fn v1_answer(answer: Result<Vec<PreparedDevice>, String>) -> v1::NodePrepareResourceResponse {
     match answer {
         Ok(devices) => v1::NodePrepareResourceResponse {
             devices: devices.into_iter().map(v1_device).collect(),
@@ -143,12 +175,12 @@ fn v1_answer(answer: Result<Vec<PreparedReply>, String>) -> v1::NodePrepareResou
     }
 }
 
-fn v1_device(reply: PreparedReply) -> v1::Device {
+fn v1_device(device: PreparedDevice) -> v1::Device {
     v1::Device {
-        request_names: reply.device.requests,
-        pool_name: reply.device.pool,
-        device_name: reply.device.device.to_string(),
-        cdi_device_ids: vec![reply.cdi_device],
+        request_names: device.requests,
+        pool_name: device.pool,
+        device_name: device.device,
+        cdi_device_ids: device.cdi_devices,
         share_id: None,
     }
 }
@@ -208,7 +240,7 @@ impl From<v1beta1::Claim> for Asked {
 }
 
 fn v1beta1_answer(
-    answer: Result<Vec<PreparedReply>, String>,
+    answer: Result<Vec<PreparedDevice>, String>,
 ) -> v1beta1::NodePrepareResourceResponse {
     match answer {
         Ok(devices) => v1beta1::NodePrepareResourceResponse {
@@ -222,13 +254,60 @@ fn v1beta1_answer(
     }
 }
 
-fn v1beta1_device(reply: PreparedReply) -> v1beta1::Device {
+fn v1beta1_device(device: PreparedDevice) -> v1beta1::Device {
     v1beta1::Device {
-        request_names: reply.device.requests,
-        pool_name: reply.device.pool,
-        device_name: reply.device.device.to_string(),
-        cdi_device_ids: vec![reply.cdi_device],
+        request_names: device.requests,
+        pool_name: device.pool,
+        device_name: device.device,
+        cdi_device_ids: device.cdi_devices,
     }
+}
+
+/// Asks the daemon on another socket to prepare one claim: devices, or the text for the pod's event.
+pub(super) async fn ask_to_prepare(
+    channel: Channel,
+    asked: Asked,
+) -> Result<Result<Vec<PreparedDevice>, String>, Status> {
+    let uid = asked.uid.clone();
+    let request = v1::NodePrepareResourcesRequest {
+        claims: vec![asked.into()],
+    };
+    let mut client = ClientV1::new(channel);
+    let mut answers = client.node_prepare_resources(request).await?.into_inner();
+    let answer = answers.claims.remove(&uid).ok_or_else(no_answer)?;
+    if !answer.error.is_empty() {
+        return Ok(Err(answer.error));
+    }
+    let devices = answer.devices.into_iter().map(|device| PreparedDevice {
+        requests: device.request_names,
+        pool: device.pool_name,
+        device: device.device_name,
+        cdi_devices: device.cdi_device_ids,
+    });
+    Ok(Ok(devices.collect()))
+}
+
+/// Asks the daemon on another socket to unprepare one claim; the inner error is its text.
+pub(super) async fn ask_to_unprepare(
+    channel: Channel,
+    asked: Asked,
+) -> Result<Result<(), String>, Status> {
+    let uid = asked.uid.clone();
+    let request = v1::NodeUnprepareResourcesRequest {
+        claims: vec![asked.into()],
+    };
+    let mut client = ClientV1::new(channel);
+    let mut answers = client.node_unprepare_resources(request).await?.into_inner();
+    let answer = answers.claims.remove(&uid).ok_or_else(no_answer)?;
+    Ok(if answer.error.is_empty() {
+        Ok(())
+    } else {
+        Err(answer.error)
+    })
+}
+
+fn no_answer() -> Status {
+    Status::internal("there is no answer about the claim that was asked for")
 }
 
 /// The registration service.

@@ -166,7 +166,12 @@ impl Lookout {
         if contested || !rivals.is_empty() {
             match self.handle.observe(Observation::Rivals(rivals)).await {
                 // What could not be saved is told anew with the next look.
-                Ok(()) | Err(arbiter::Error::NotSaved(_) | arbiter::Error::NoCdiFile(_)) => {}
+                Ok(())
+                | Err(
+                    arbiter::Error::NotSaved(_)
+                    | arbiter::Error::NoCdiFile(_)
+                    | arbiter::Error::NotOwner(_),
+                ) => {}
                 Err(error @ arbiter::Error::Stopping) => return Err(error),
             }
         }
@@ -184,6 +189,11 @@ impl Lookout {
             tokio::select! {
                 () = stop.cancelled() => return Ok(()),
                 _ = ticks.tick() => {}
+            }
+            if self.handle.successor().borrow().is_some() {
+                // The successor looks, and the kubelet counts what it lists.
+                self.view.reset();
+                continue;
             }
             tokio::select! {
                 () = stop.cancelled() => return Ok(()),

@@ -59,7 +59,11 @@ enum Told {
 async fn tell(handle: &Handle, observation: Observation) -> Result<Told, arbiter::Error> {
     match handle.observe(observation).await {
         Ok(()) => Ok(Told::Taken),
-        Err(arbiter::Error::NotSaved(_) | arbiter::Error::NoCdiFile(_)) => Ok(Told::NotTaken),
+        Err(
+            arbiter::Error::NotSaved(_)
+            | arbiter::Error::NoCdiFile(_)
+            | arbiter::Error::NotOwner(_),
+        ) => Ok(Told::NotTaken),
         Err(arbiter::Error::Stopping) => Err(arbiter::Error::Stopping),
     }
 }

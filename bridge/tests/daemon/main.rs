@@ -41,4 +41,5 @@ mod soak;
 mod start;
 #[path = "../../../tests/testkit/tests/toys/mod.rs"]
 mod toys;
+mod update;
 mod world;

@@ -3,6 +3,7 @@
 use std::fs;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
+use std::process::ExitStatus;
 use std::time::Duration;
 
 use fake_nvml::{FakeNode, Gpu, Scenario};
@@ -27,6 +28,21 @@ pub(crate) const SOON: Duration = Duration::from_secs(30);
 
 /// How often a state is looked at that needs a question to the daemon.
 const TICK: Duration = Duration::from_millis(20);
+
+/// Status code and body of an answer over a unix socket; `None` if nobody answers.
+pub(crate) async fn ask(socket: &Path, what: &str, body: &str) -> Option<(u16, String)> {
+    let mut stream = UnixStream::connect(socket).await.ok()?;
+    let length = body.len();
+    let request = format!(
+        "{what} HTTP/1.1\r\nHost: local\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}"
+    );
+    stream.write_all(request.as_bytes()).await.ok()?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.ok()?;
+    let code = answer.split_whitespace().nth(1)?.parse().ok()?;
+    let body = answer.split_once("\r\n\r\n")?.1.to_owned();
+    Some((code, body))
+}
 
 /// Waits until something is so.
 pub(crate) async fn until(what: &str, limit: Duration, mut is_so: impl AsyncFnMut() -> bool) {
@@ -254,6 +270,20 @@ impl World {
         self.daemon = Some(daemon);
     }
 
+    /// Starts a daemon beside the one that runs.
+    pub(crate) fn start_successor(&mut self, pod: &str) -> Daemon {
+        self.flags.insert("--pod-uid", pod.into());
+        let successor = Daemon::spawn(&self.flags);
+        self.logs.push(successor.log().clone());
+        successor
+    }
+
+    /// Takes the successor for the daemon of this node, and gives back the one before.
+    pub(crate) fn succeed(&mut self, successor: Daemon) -> Daemon {
+        let former = self.daemon.replace(successor);
+        former.expect("the daemon was started")
+    }
+
     pub(crate) fn daemon(&self) -> &Daemon {
         self.daemon.as_ref().expect("the daemon was started")
     }
@@ -278,6 +308,12 @@ impl World {
         daemon.signal(Signal::TERM);
         let (status, said) = daemon.ended().await;
         assert!(status.success(), "{status}: {said}");
+    }
+
+    /// Waits until the daemon has ended by itself; returns how, with everything that it has written.
+    pub(crate) async fn daemon_ended(&mut self) -> (ExitStatus, String) {
+        let daemon = self.daemon.take().expect("the daemon was started");
+        daemon.ended().await
     }
 
     /// Has the daemon read the GPUs anew, and does not wait.
@@ -329,14 +365,7 @@ impl World {
 impl World {
     /// Status code and body of a page from the admin socket; `None` if nobody answers.
     pub(crate) async fn get(&self, path: &str) -> Option<(u16, String)> {
-        let mut stream = UnixStream::connect(self.admin_socket()).await.ok()?;
-        let request = format!("GET {path} HTTP/1.1\r\nHost: local\r\nConnection: close\r\n\r\n");
-        stream.write_all(request.as_bytes()).await.ok()?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).await.ok()?;
-        let code = answer.split_whitespace().nth(1)?.parse().ok()?;
-        let body = answer.split_once("\r\n\r\n")?.1.to_owned();
-        Some((code, body))
+        ask(&self.admin_socket(), &format!("GET {path}"), "").await
     }
 
     /// A page of JSON; null if nobody answers.
@@ -549,8 +578,8 @@ impl World {
         self.api.patch("pods", NAMESPACE, name, &running);
     }
 
-    /// A counted pod is bound, and the kubelet admits it or not.
-    pub(crate) async fn admit_counted(&self, name: &str, gpus: u32) -> Result<(), Rejection> {
+    /// A counted pod is bound, and not yet with the kubelet.
+    pub(crate) fn bind_counted(&self, name: &str, gpus: u32) {
         let resources = json!({RESOURCE: gpus.to_string()});
         self.api.put(
             "pods",
@@ -562,6 +591,11 @@ impl World {
                 "status": {"phase": "Pending"},
             }),
         );
+    }
+
+    /// A counted pod is bound, and the kubelet admits it or not.
+    pub(crate) async fn admit_counted(&self, name: &str, gpus: u32) -> Result<(), Rejection> {
+        self.bind_counted(name, gpus);
         let admitted = self.admit_unseen(name, gpus).await;
         if let Err(rejection) = &admitted {
             let failed = json!({"status": {"phase": "Failed", "message": rejection.message}});

@@ -203,6 +203,9 @@ async fn tap(mut queue: mpsc::Receiver<Call>, inner: Handle, seen: Arc<Seen>) {
                     }
                     drop(reply.send(taken));
                 }
+                Call::HandOver { .. } | Call::TakeBack { .. } => {
+                    panic!("what is seen gives no ledger away")
+                }
             }
         });
     }

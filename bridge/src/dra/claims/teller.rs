@@ -43,7 +43,11 @@ impl Teller {
         self.out.send_replace(now.clone());
         match self.handle.observe(Observation::Claims(now.clone())).await {
             Ok(()) => self.told = Some(now),
-            Err(error @ (arbiter::Error::NotSaved(_) | arbiter::Error::NoCdiFile(_))) => {
+            Err(
+                error @ (arbiter::Error::NotSaved(_)
+                | arbiter::Error::NoCdiFile(_)
+                | arbiter::Error::NotOwner(_)),
+            ) => {
                 warn!(error = %error, "the arbiter could not take the claims; they are told again");
                 self.retry_at = Some(Instant::now() + TELL_AGAIN);
             }
