@@ -1,5 +1,5 @@
 # Every target is one line. `make test` is what CI runs; `make demo` is where to start.
-.PHONY: help setup check test demo cluster cluster-down cluster-build e2e e2e-containerd churn churn-long soak fuzz regen
+.PHONY: help setup check test demo cluster cluster-down cluster-build e2e e2e-containerd churn churn-long soak fuzz model model-long regen
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' Makefile | expand -t 18
@@ -45,6 +45,12 @@ soak: setup ## churn on one daemon for an hour, no cluster: memory, descriptors,
 
 fuzz: ## fuzz what is read of others, a minute each: FUZZ_SECONDS=60; needs a nightly compiler and cargo-fuzz, see fuzz/README.md
 	@fuzz/run.sh $${FUZZ_SECONDS:-60}
+
+model: setup ## every state of small nodes around the pool, and rules broken on purpose: two minutes; MODEL_SCOPE=faces walks one
+	@cargo test -q --profile model -p model --lib --test model -- --include-ignored --nocapture --test-threads=1
+
+model-long: setup ## the same, and each node whole: hours, and many GB of memory
+	@MODEL=whole cargo test -q --profile model -p model --test model -- --ignored --nocapture --test-threads=1 every_state
 
 regen: ## rewrite the Rust of the .proto files and every golden file; read the diff before you commit it
 	UPDATE_PROTO=1 UPDATE_EXPECT=1 cargo test --workspace --lib --test bootstrap --test admin

@@ -49,7 +49,8 @@ cluster_selftest() {
 run "setup" tests/setup.sh
 run "format" cargo fmt --check
 run "lints, warnings denied" cargo clippy --workspace --all-targets -- -D warnings
-run "tests of the libraries and tools" cargo test --workspace --exclude gpu-bridge
+run "tests of the libraries and tools" cargo test --workspace --exclude gpu-bridge --exclude model
+run "every state of small nodes" make model
 # shellcheck disable=SC2046 # a list of words
 run "tests of the daemon without a cluster" cargo test -p gpu-bridge --lib --bins $(fast_tests)
 run "build of Kubernetes" tests/cluster/build.sh

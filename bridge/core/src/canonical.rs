@@ -36,8 +36,11 @@ pub enum Moves {
     Never,
 }
 
-/// Uptimes that begin anew leave room below for what was before: more than anything that is waited for.
-const BEGIN: Duration = Duration::from_secs(100);
+/// Uptimes that begin anew leave room below for what was before: more than anything that is waited for, hours after a
+/// lost race included.
+const BEGIN: Duration = Duration::from_secs(24 * 60 * 60);
+/// So long after a start it does not matter any more when it was.
+const STARTED: Duration = Duration::from_secs(100);
 /// The least span that there is.
 const INSTANT: Duration = Duration::from_nanos(1);
 
@@ -196,7 +199,7 @@ impl Seen {
         let first_causeless = self.causeless.values().min().copied();
         let from_start = times.contains(&Duration::ZERO);
         let times = cut(times, sight.grain, |time| match first_causeless {
-            _ if from_start => BEGIN,
+            _ if from_start => STARTED,
             Some(first) if first <= time => CAUSELESS_LIMIT,
             Some(_) | None => GRANT_UNSEEN,
         });
