@@ -15,7 +15,7 @@ share=${SHARE:-100}
 
 # 1,000 pods a seed for the goal, and beside them what it is not for. The
 # stand-ins do not come back after a restart of the kubelet.
-bridge="high:500 mid:300 burst:200 volley:120 restarts:100 kills:100 one:40 eight:80"
+bridge="high:500 mid:300 burst:200 volley:120 restarts:100 kills:100 updates:100 one:40 eight:80"
 stand_ins="high:200 mid:125 burst:96"
 
 cargo test -p gpu-bridge --test e2e --no-run

@@ -32,4 +32,5 @@ mod sides;
 mod split;
 mod standin;
 mod trouble;
+mod update;
 mod world;

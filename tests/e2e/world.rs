@@ -41,6 +41,8 @@ pub struct Setup {
     pub config: String,
     /// Flags of `cluster up`.
     pub cluster_flags: Vec<String>,
+    /// Whether the daemon is in a pod, so that the next pod's can follow it.
+    pub in_pods: bool,
 }
 
 impl Setup {
@@ -53,6 +55,7 @@ impl Setup {
                 "apiVersion: gpu-bridge.dev/v1alpha1\nmode: both\nlimits:\n  legacy: {legacy}\n  dra: {dra}\n"
             ),
             cluster_flags: Vec::new(),
+            in_pods: false,
         }
     }
 
@@ -63,6 +66,7 @@ impl Setup {
             gpus,
             config: "apiVersion: gpu-bridge.dev/v1alpha1\nmode: both\n".to_owned(),
             cluster_flags: Vec::new(),
+            in_pods: false,
         }
     }
 
@@ -91,6 +95,12 @@ impl Setup {
         self
     }
 
+    /// With a daemon that knows its pod, so that [`begin_update`](World::begin_update) is possible.
+    pub fn in_pods(mut self) -> Self {
+        self.in_pods = true;
+        self
+    }
+
     /// With a kubelet that comes back to failed pods after 2 s, not after 77 to 89 s.
     pub fn impatient(mut self) -> Self {
         self.cluster_flags
@@ -104,6 +114,10 @@ pub struct World {
     pub client: Client,
     pub node: FakeNode,
     pub daemon: Option<Daemon>,
+    /// In an update the daemon of the pod before.
+    former: Option<Daemon>,
+    /// The number of the daemon's pod; `None`: it is in none.
+    pod: Option<u32>,
     cluster: Child,
     runtime: Runtime,
     config: PathBuf,
@@ -114,6 +128,26 @@ pub struct World {
 /// The daemon under test.
 pub struct Daemon {
     child: Child,
+}
+
+impl Daemon {
+    /// Sends it a signal, by its name without SIG.
+    fn signal(&self, signal: &str) {
+        let sent = Command::new("kill")
+            .args([format!("-{signal}"), self.child.id().to_string()])
+            .status()
+            .expect("a signal can be sent");
+        assert!(sent.success(), "{signal} was not sent");
+    }
+
+    /// Whether it has ended, and well.
+    fn has_ended(&mut self) -> bool {
+        let Some(status) = self.child.try_wait().expect("its state can be asked") else {
+            return false;
+        };
+        assert!(status.success(), "the daemon ended with {status}");
+        true
+    }
 }
 
 impl Drop for Daemon {
@@ -127,6 +161,7 @@ impl Drop for Daemon {
 impl Drop for World {
     fn drop(&mut self) {
         self.daemon = None;
+        self.former = None;
         let _ = self.cluster.kill();
         let _ = self.cluster.wait();
         if std::thread::panicking() {
@@ -176,6 +211,8 @@ impl World {
             client,
             node,
             daemon: None,
+            former: None,
+            pod: setup.in_pods.then_some(0),
             cluster,
             runtime: setup.runtime,
             config,
@@ -241,6 +278,7 @@ impl World {
             .arg(self.dev_root())
             .arg("--config")
             .arg(&self.config)
+            .args(self.pod_flag())
             .env("GPU_BRIDGE_LOG", "info,gpu_bridge=debug")
             .stdin(Stdio::null())
             .stdout(Stdio::null())
@@ -255,14 +293,54 @@ impl World {
         self.daemon = None;
     }
 
+    fn pod_flag(&self) -> Vec<String> {
+        let uid = |pod: u32| format!("dae30000-0000-4000-8000-{pod:012}");
+        let flag = self.pod.map(|pod| ["--pod-uid".to_owned(), uid(pod)]);
+        flag.into_iter().flatten().collect()
+    }
+
+    /// Starts the daemon of the next pod beside the one that runs, as a DaemonSet with `maxSurge: 1` does.
+    pub fn begin_update(&mut self) {
+        assert!(self.former.is_none(), "one update at a time");
+        self.former = self.daemon.take();
+        assert!(self.former.is_some(), "a daemon was started");
+        *self.pod.as_mut().expect("the daemon is in a pod") += 1;
+        self.spawn_daemon();
+    }
+
+    /// What the readiness probe of the newest pod says.
+    pub fn probe(&self) -> bool {
+        let probed = Command::new(env!("CARGO_BIN_EXE_gpu-bridge"))
+            .args(["probe", "readyz", "--state-dir"])
+            .arg(self.ledger_dir())
+            .args(self.pod_flag())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status();
+        probed.expect("the probe starts").success()
+    }
+
+    /// Tells the daemon before the newest to stop, as the DaemonSet does once the new pod is ready.
+    pub fn end_former(&self) {
+        let former = self.former.as_ref().expect("an update has begun");
+        former.signal("TERM");
+    }
+
+    /// Whether it has.
+    pub fn former_has_left(&mut self) -> bool {
+        let former = self.former.as_mut().expect("an update has begun");
+        let has_ended = former.has_ended();
+        if has_ended {
+            self.former = None;
+        }
+        has_ended
+    }
+
     /// Sends the daemon a signal, by its name without SIG.
     pub fn signal_daemon(&self, signal: &str) {
         let daemon = self.daemon.as_ref().expect("the daemon was started");
-        let sent = Command::new("kill")
-            .args([format!("-{signal}"), daemon.child.id().to_string()])
-            .status()
-            .expect("a signal can be sent");
-        assert!(sent.success(), "{signal} was not sent");
+        daemon.signal(signal);
     }
 
     /// Tells the daemon to stop and waits until it has.
@@ -276,12 +354,11 @@ impl World {
     /// Whether a daemon that was told to stop has stopped; then another one may be started.
     pub fn has_left(&mut self) -> bool {
         let daemon = self.daemon.as_mut().expect("the daemon was started");
-        let Some(status) = daemon.child.try_wait().expect("its state can be asked") else {
-            return false;
-        };
-        assert!(status.success(), "the daemon ended with {status}");
-        self.daemon = None;
-        true
+        let has_ended = daemon.has_ended();
+        if has_ended {
+            self.daemon = None;
+        }
+        has_ended
     }
 
     /// Waits until /readyz says yes.

@@ -38,6 +38,11 @@ const DRAIN_LIMIT: Duration = Duration::from_secs(180);
 const NO_NEWS_LIMIT: Duration = Duration::from_secs(300);
 /// Pause between two blows, after the one before is over.
 const BLOW_PAUSE: (Duration, Duration) = (Duration::from_secs(8), Duration::from_secs(16));
+/// The same of updates, of which a run has ten.
+const UPDATE_PAUSE: (Duration, Duration) = (Duration::from_secs(4), Duration::from_secs(8));
+/// How often it is looked whether a new daemon is ready. The kubelet looks every 5 s, so here the old one is told to
+/// stop sooner.
+const PROBE_PERIOD: Duration = Duration::from_millis(200);
 /// A killed daemon or kubelet is back by then, on two busy cores.
 const BLOW_LIMIT: Duration = Duration::from_secs(90);
 
@@ -87,6 +92,18 @@ enum Blow {
     Leaving(Duration),
     /// The daemon is waited for, since then.
     Daemon(Duration),
+    /// The readiness of the next pod's daemon is waited for, which was looked at last then.
+    Successor {
+        since: Duration,
+        probed: Duration,
+    },
+    /// The daemon before it was told to stop.
+    Former(Duration),
+}
+
+/// Fails a run in which something takes too long.
+fn assert_in_time(at: Duration, since: Duration, late: &str) {
+    assert!(at.saturating_sub(since) < BLOW_LIMIT, "{late}");
 }
 
 impl<'a> Driver<'a> {
@@ -101,7 +118,9 @@ impl<'a> Driver<'a> {
         let mut dice = Dice::new(seed, 0);
         let blow = match load.blows {
             Blows::None => Blow::Never,
-            Blows::Restarts | Blows::Kills => Blow::At(now + dice.between(BLOW_PAUSE)),
+            Blows::Restarts | Blows::Kills | Blows::Updates => {
+                Blow::At(now + dice.between(pause(load)))
+            }
         };
         Self {
             world,
@@ -205,7 +224,10 @@ impl<'a> Driver<'a> {
     }
 
     fn throw(&mut self, kind: Kind) -> (String, Life) {
-        let fate = Fate::next(&self.load, &mut self.fates[kind as usize]);
+        let mut fate = Fate::next(&self.load, &mut self.fates[kind as usize]);
+        if self.load.first_stays && self.made[kind as usize] == 0 {
+            fate = fate.staying();
+        }
         let name = format!("{}-{}", kind.word(), self.made[kind as usize]);
         self.made[kind as usize] += 1;
         (name, Life::new(kind, fate, self.round))
@@ -317,13 +339,23 @@ impl<'a> Driver<'a> {
     /// Deletes whose time has come.
     async fn go(&mut self) {
         let at = now();
+        let others_are_gone = self.came() >= self.pods
+            && self
+                .lives
+                .values()
+                .all(|life| life.fate.stays || life.gone.is_some());
         let due = |life: &Life| {
             let after = |since: Option<Duration>, time: Duration| {
                 since.is_some_and(|since| at >= since + time)
             };
             let failed = life.failed.as_ref().map(|failed| failed.at);
             let early = life.fate.early.map(|early| life.created + early);
-            after(life.running, life.fate.life)
+            let has_lived = if life.fate.stays {
+                others_are_gone
+            } else {
+                after(life.running, life.fate.life)
+            };
+            has_lived
                 || after(failed, FAILED_STAYS)
                 || early.is_some_and(|early| at >= early)
                 || life
@@ -418,10 +450,7 @@ impl<'a> Driver<'a> {
                 return;
             }
             Blow::Kubelet(control, since) => {
-                assert!(
-                    at.saturating_sub(*since) < BLOW_LIMIT,
-                    "the kubelet is not back"
-                );
+                assert_in_time(at, *since, "the kubelet is not back");
                 match control.try_wait().expect("the runner's state can be asked") {
                     Some(status) => assert!(status.success(), "the kubelet is not back: {status}"),
                     None => return,
@@ -429,18 +458,24 @@ impl<'a> Driver<'a> {
                 self.world.is_ready().await
             }
             Blow::Leaving(since) => {
-                assert!(
-                    at.saturating_sub(*since) < BLOW_LIMIT,
-                    "the daemon does not stop"
-                );
+                assert_in_time(at, *since, "the daemon does not stop");
                 self.world.has_left()
             }
             Blow::Daemon(since) => {
-                assert!(
-                    at.saturating_sub(*since) < BLOW_LIMIT,
-                    "the daemon is not back"
-                );
+                assert_in_time(at, *since, "the daemon is not back");
                 self.world.is_ready().await
+            }
+            Blow::Successor { since, probed } => {
+                assert_in_time(at, *since, "the successor is not ready");
+                if at.saturating_sub(*probed) < PROBE_PERIOD {
+                    return;
+                }
+                *probed = at;
+                self.world.probe()
+            }
+            Blow::Former(since) => {
+                assert_in_time(at, *since, "the daemon before the successor does not stop");
+                self.world.former_has_left()
             }
         };
         self.blow = match (std::mem::replace(&mut self.blow, Blow::Never), over) {
@@ -448,13 +483,23 @@ impl<'a> Driver<'a> {
                 self.world.spawn_daemon();
                 Blow::Daemon(since)
             }
-            (Blow::Kubelet(_, since), false) => Blow::Daemon(since),
+            (Blow::Successor { since, .. }, true) => {
+                self.world.end_former();
+                Blow::Former(since)
+            }
+            (Blow::Former(since), true) | (Blow::Kubelet(_, since), false) => Blow::Daemon(since),
             (blow, false) => blow,
-            (_, true) => Blow::At(now() + self.dice.between(BLOW_PAUSE)),
+            (_, true) => Blow::At(now() + self.dice.between(pause(self.load))),
         };
     }
 
     fn strike(&mut self) -> Blow {
+        if self.load.blows == Blows::Updates {
+            self.world.begin_update();
+            let since = now();
+            let probed = since;
+            return Blow::Successor { since, probed };
+        }
         let is_kill = self.load.blows == Blows::Kills;
         if self.dice.below(2) == 1 {
             let signal = if is_kill { "KILL" } else { "TERM" };
@@ -469,6 +514,13 @@ impl<'a> Driver<'a> {
             self.world.signal_daemon("TERM");
             Blow::Leaving(now())
         }
+    }
+}
+
+fn pause(load: Load) -> (Duration, Duration) {
+    match load.blows {
+        Blows::None | Blows::Restarts | Blows::Kills => BLOW_PAUSE,
+        Blows::Updates => UPDATE_PAUSE,
     }
 }
 

@@ -74,6 +74,8 @@ pub enum Blows {
     Restarts,
     /// The same with SIGKILL: nobody could lower the count before.
     Kills,
+    /// The daemon's pod is followed by the next, with `maxSurge: 1`.
+    Updates,
 }
 
 /// Who replaces a pod that failed or was evicted.
@@ -103,6 +105,8 @@ pub struct Load {
     pub early_per_mille: u64,
     pub successors: Successors,
     pub blows: Blows,
+    /// The first pod of each kind runs until all others are gone.
+    pub first_stays: bool,
     /// Whether the kubelet is made to ask again where the node authorizer was late, so that what no driver can help
     /// does not keep a pod from running.
     pub nudges: bool,
@@ -125,6 +129,7 @@ const HIGH: Load = Load {
     early_per_mille: 20,
     successors: Successors::None,
     blows: Blows::None,
+    first_stays: false,
     nudges: false,
     has_goal: true,
 };
@@ -132,7 +137,7 @@ const HIGH: Load = Load {
 const MIXED_SIZES: &[(u32, u64)] = &[(1, 60), (2, 20), (4, 12), (8, 8)];
 
 /// Every load, in the order of tables.
-pub const LOADS: [Load; 9] = [
+pub const LOADS: [Load; 10] = [
     HIGH,
     Load {
         name: "large",
@@ -214,6 +219,13 @@ pub const LOADS: [Load; 9] = [
         has_goal: false,
         ..HIGH
     },
+    Load {
+        name: "updates",
+        blows: Blows::Updates,
+        first_stays: true,
+        has_goal: false,
+        ..HIGH
+    },
 ];
 
 impl Load {
@@ -243,6 +255,8 @@ pub struct Fate {
     pub forced: bool,
     /// Deleted so long after it was created, if it still is there.
     pub early: Option<Duration>,
+    /// It runs until all others are gone, whatever else is said here.
+    pub stays: bool,
 }
 
 impl Fate {
@@ -269,6 +283,17 @@ impl Fate {
             life,
             forced,
             early: is_early.then_some(early),
+            stays: false,
+        }
+    }
+
+    /// The same, but that it runs until all others are gone.
+    pub fn staying(self) -> Self {
+        Self {
+            forced: false,
+            early: None,
+            stays: true,
+            ..self
         }
     }
 }

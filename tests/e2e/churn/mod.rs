@@ -1,6 +1,6 @@
 //! Many pods of both kinds, force deletes among them, judged by the runtime's record and the API server's audit log.
 //!
-//! A load says which pods come when, a seed throws the dice, and a run becomes one row of a table. Three runs are
+//! A load says which pods come when, a seed throws the dice, and a run becomes one row of a table. Some runs are
 //! tests; `make churn` and `make churn-long` measure. See tests/bench/README.md.
 
 mod audit;
@@ -16,16 +16,17 @@ mod table;
 mod trace;
 
 pub use life::now;
-pub use row::quantile;
+pub use program::Daemon;
+pub use row::{Evidence, quantile};
 
 use crate::churn::load::Load;
-use crate::churn::program::{Daemon, run};
-use crate::churn::row::{Evidence, Row};
+use crate::churn::program::run;
+use crate::churn::row::Row;
 use crate::standin::StandIns;
 use crate::world::{Setup, World};
 
 /// One run of a load; its row is printed, for people to compare.
-async fn churn(world: &mut World, daemon: Daemon, load: &str, pods: usize) -> (Evidence, Row) {
+pub async fn churn(world: &mut World, daemon: Daemon, load: &str, pods: usize) -> (Evidence, Row) {
     /// Any would do; the same each time, so that two runs can be compared.
     const SEED: u64 = 1;
     let evidence = run(world, Load::named(load), SEED, pods).await;
@@ -36,7 +37,7 @@ async fn churn(world: &mut World, daemon: Daemon, load: &str, pods: usize) -> (E
 }
 
 /// The promise, whatever else happened in the run.
-fn assert_nothing_doubled(evidence: &Evidence, row: &Row) {
+pub fn assert_nothing_doubled(evidence: &Evidence, row: &Row) {
     assert_eq!(
         row.doubled.broken(),
         0,
@@ -46,7 +47,7 @@ fn assert_nothing_doubled(evidence: &Evidence, row: &Row) {
     );
 }
 
-async fn assert_nothing_left(world: &World) {
+pub async fn assert_nothing_left(world: &World) {
     world.wait_no_claims().await;
     world.wait_all_free().await;
 }

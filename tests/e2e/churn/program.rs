@@ -93,7 +93,8 @@ pub async fn run(world: &mut World, load: Load, seed: u64, pods: usize) -> Evide
 #[ignore = "a measurement for people: run it with `make churn`"]
 async fn one_run() {
     let wish = Wish::read();
-    let setup = Setup::shared(wish.load.gpus);
+    let mut setup = Setup::shared(wish.load.gpus);
+    setup.in_pods = wish.load.blows == Blows::Updates;
     let mut world;
     let _stand_ins;
     match wish.daemon {
