@@ -183,6 +183,8 @@ impl Transition {
     ///
     /// While the API shows the claim still allocated to a unit, or can't be asked, the unit stays reserved for it.
     pub fn unprepare(&mut self, claim: &ClaimUid) {
+        // What was listed until now is from before the answer to this, even if the claim was given back already.
+        self.pool.seen.listed_claims.remove(claim);
         self.release_claim(claim, EndCause::Unprepared);
         self.steer();
     }
