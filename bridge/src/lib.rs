@@ -19,6 +19,7 @@ pub mod dra;
 pub mod follow;
 pub mod inventory;
 pub mod rivals;
+pub mod steps;
 pub mod store;
 pub mod uds;
 pub mod usage;

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// Modules of `bridge/src`, and which others each may import. The table of ARCHITECTURE.md, as data.
-const MODULES: [(&str, &[&str]); 15] = [
+const MODULES: [(&str, &[&str]); 16] = [
     // The verbs `ledger` and `check-config` read one file each, without a daemon.
     ("cli", &["daemon", "admin", "store", "config"]),
     (
@@ -25,13 +25,16 @@ const MODULES: [(&str, &[&str]); 15] = [
             "follow",
             "inventory",
             "rivals",
+            "steps",
             "store",
             "uds",
             "usage",
         ],
     ),
-    ("arbiter", &["store", "cdi", "metrics"]),
-    ("store", &[]),
+    ("arbiter", &["store", "cdi", "metrics", "steps"]),
+    // Empty in the product.
+    ("steps", &[]),
+    ("store", &["steps"]),
     // The durable replacement of a file is in `store`.
     ("cdi", &["store"]),
     ("inventory", &["metrics"]),
@@ -308,6 +311,41 @@ fn the_product_does_not_ask_for_what_only_the_model_needs() {
     assert_eq!(line("Cargo.toml"), plain);
     let inherited = Some("bridge-core.workspace = true".to_owned());
     assert_eq!(line("bridge/Cargo.toml"), inherited);
+}
+
+/// Steps at which a daemon kills itself are for the tests of its package, which asks itself for them.
+#[test]
+fn the_product_has_no_step_at_which_it_kills_itself() {
+    let manifest = std::fs::read_to_string(root().join("bridge/Cargo.toml")).unwrap();
+    let section = |name: &str| {
+        let (_, rest) = manifest.split_once(&format!("\n[{name}]\n")).unwrap();
+        rest.split("\n[").next().unwrap()
+    };
+    assert!(!section("features").contains("default"));
+    assert!(section("dev-dependencies").contains("kill-points"));
+    let named = manifest.lines().filter(|line| line.contains("kill-points"));
+    assert_eq!(named.count(), 2, "the feature itself and who asks for it");
+    for file in files(&root(), &["toml", "sh", "yaml", "yml"]) {
+        let asks = std::fs::read_to_string(&file)
+            .unwrap()
+            .contains("kill-points");
+        assert!(
+            !asks || file.ends_with("bridge/Cargo.toml"),
+            "{}",
+            file.display()
+        );
+    }
+    for name in ["Makefile", "manifests/Dockerfile"] {
+        let text = std::fs::read_to_string(root().join(name)).unwrap();
+        assert!(
+            !text.contains("kill-points") && !text.contains("all-features"),
+            "{name}"
+        );
+    }
+    for file in product("bridge/src") {
+        let names = product_code(&file).contains("kill-points");
+        assert!(!names || file.ends_with("steps.rs"), "{}", file.display());
+    }
 }
 
 /// Files of the product that read the wall clock, and what for. None of them decides by it.

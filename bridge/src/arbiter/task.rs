@@ -22,6 +22,7 @@ use super::handle::{
 };
 use super::reports;
 use crate::cdi::{self, CdiFiles};
+use crate::steps::{self, Operation, Step};
 use crate::store::{SaveError, Store};
 
 /// Calls that may wait for the arbiter. The kubelet admits pods one by one and prepares a handful at once; beyond
@@ -165,6 +166,8 @@ impl Arbiter {
             .map(|call| decide(&mut transition, call))
             .collect();
         transition.pass_time();
+        let operations = answers.iter().filter_map(Answer::operation);
+        steps::planned(self.pool.ledger(), transition.pool().ledger(), operations);
         let saved = self.save(&mut transition).await;
         self.not_before = saved.is_err().then(|| Instant::now() + SAVE_PAUSE);
         if let Err(failure) = saved {
@@ -176,6 +179,7 @@ impl Arbiter {
         let before: BTreeSet<_> = self.pool.ledger().prepared.keys().cloned().collect();
         let stood = self.pool.standing();
         let reports = self.pool.commit(transition);
+        steps::reached(Step::Committed);
         reports::tell(&reports);
         let adopted = stood != Standing::Serving && self.pool.standing() == Standing::Serving;
         if adopted || self.minors() != self.written_minors {
@@ -192,11 +196,14 @@ impl Arbiter {
                 cdi.remove_claim(&uid)
             })
             .await;
+            steps::reached(Step::SpecRemoved);
         }
         // The faces' views go out before the answers, so that an answered caller never reads an older one.
         self.publish();
+        steps::reached(Step::Published);
         for answer in answers {
             self.answer(answer).await;
+            steps::reached(Step::Answered);
         }
     }
 
@@ -508,6 +515,16 @@ fn minor_of(minors: &[(UnitId, u32)], unit: &UnitId) -> Option<u32> {
 impl Answer {
     fn is_granted(&self) -> bool {
         matches!(self, Self::Allocate(_, AllocateOutcome::Granted(_)))
+    }
+
+    /// What a transition with this answer is about; `None`: nobody asked for anything.
+    fn operation(&self) -> Option<Operation> {
+        match self {
+            Self::Allocate(..) => Some(Operation::Allocate),
+            Self::Prepare(..) => Some(Operation::Prepare),
+            Self::Unprepare(..) => Some(Operation::Unprepare),
+            Self::Observe(_) => None,
+        }
     }
 
     fn fail(self, failure: &Error) {

@@ -7,6 +7,8 @@ use std::io::{self, Write};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use crate::steps::{FileStep, reached_in_file};
+
 /// What a file that is still being written is called: the name of the file and this. It ends in neither `.json`
 /// nor `.yaml`, so that whoever watches the folder for those does not read half a file.
 pub(crate) const UNFINISHED: &str = ".tmp";
@@ -52,16 +54,21 @@ pub(crate) fn replace_with(
     let folder = File::open(folder_path).map_err(during("opening", folder_path))?;
     let unfinished = unfinished(path);
     write_unfinished(&unfinished, bytes, mode)
+        .inspect(|_| reached_in_file(FileStep::Written))
         .and_then(|file| flush(&file).map_err(during("flushing", &unfinished)))
+        .inspect(|()| reached_in_file(FileStep::Flushed))
         .and_then(|()| put_in_place(&unfinished, path))
         .inspect_err(|_| {
             // Only tidies up: the next write begins by removing it as well.
             drop(std::fs::remove_file(&unfinished));
         })?;
+    reached_in_file(FileStep::Renamed);
     flush(&folder).map_err(|source| Error::Replaced {
         folder: folder_path.to_owned(),
         source,
-    })
+    })?;
+    reached_in_file(FileStep::Durable);
+    Ok(())
 }
 
 /// Where the text of `path` is until it is whole.

@@ -24,6 +24,7 @@ mod end;
 mod gpus;
 #[path = "../common/h100.rs"]
 mod h100;
+mod kills;
 mod kubelet;
 mod ledger;
 mod log;

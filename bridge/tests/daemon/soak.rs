@@ -14,7 +14,9 @@ use tokio::time::timeout;
 
 use crate::dice::Dice;
 use crate::process::{Daemon, gpu_bridge};
-use crate::world::{DRIVER, NAMESPACE, NODE, RESOURCE, SOON, World, pod_uid, proof, until};
+use crate::world::{
+    DRIVER, NAMESPACE, NODE, RESOURCE, SOON, World, from_environment, pod_uid, proof, until,
+};
 
 /// GPUs of the node.
 const GPUS: u32 = 8;
@@ -143,12 +145,8 @@ async fn a_minute_of_churn_leaves_memory_and_descriptors_as_they_were_and_no_cal
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "it takes an hour: make soak"]
 async fn an_hour_of_churn_leaves_memory_and_descriptors_as_they_were_and_no_call_unanswered() {
-    let number = |name: &str, default| {
-        let text = std::env::var(name).ok();
-        text.map_or(default, |text| text.parse().expect("a number"))
-    };
-    let length = Duration::from_secs(number("SOAK_SECONDS", 3600));
-    soak(length, Duration::from_secs(60), number("SEED", 1)).await;
+    let length = Duration::from_secs(from_environment("SOAK_SECONDS", 3600));
+    soak(length, Duration::from_secs(60), from_environment("SEED", 1)).await;
 }
 
 async fn soak(length: Duration, between_rests: Duration, seed: u64) {

@@ -84,6 +84,12 @@ pub(crate) fn proof(what: &str) {
     let _ = writeln!(std::io::stderr(), "PROOF {what}");
 }
 
+/// The number in a variable that `make` sets, or this one.
+pub(crate) fn from_environment(name: &str, default: u64) -> u64 {
+    let text = std::env::var(name).ok();
+    text.map_or(default, |text| text.parse().expect("a number"))
+}
+
 pub(crate) struct World {
     pub(crate) api: ApiServer,
     pub(crate) node: FakeNode,

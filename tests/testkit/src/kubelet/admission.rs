@@ -88,6 +88,7 @@ impl Session {
         let answer = match endpoint.running() {
             None => Err(stopped(want.resource)),
             Some(mut client) => {
+                self.pods.note_asked(want.pod_uid, ids);
                 let request = AllocateRequest {
                     container_requests: vec![ContainerAllocateRequest {
                         devices_ids: lock(&self.rng).shuffled(ids),

@@ -338,6 +338,13 @@ impl Kubelet {
         self.pods.find(pod_uid).map(|entry| entry.phase)
     }
 
+    /// The ids that plugins were asked for on behalf of a pod that is still known, whether they answered or not.
+    #[must_use]
+    pub fn asked(&self, pod_uid: &str) -> BTreeSet<String> {
+        let entry = self.pods.find(pod_uid);
+        entry.map(|entry| entry.asked).unwrap_or_default()
+    }
+
     /// The ids that the kubelet has written down for a container.
     #[must_use]
     pub fn devices(&self, pod_uid: &str, container: &str, resource: &str) -> BTreeSet<String> {

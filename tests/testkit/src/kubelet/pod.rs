@@ -1,6 +1,6 @@
 //! Pods as the kubelet sees them, and the table of those on this node.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use legacy_proto::pod_subset as proto;
 
@@ -171,6 +171,8 @@ pub(crate) struct Entry {
     pub(crate) deletion: Deletion,
     /// The claims named at the last Prepare, for pod-resources.
     pub(crate) claims: Vec<Claim>,
+    /// The ids that plugins were asked for, answered or not.
+    pub(crate) asked: BTreeSet<String>,
 }
 
 impl Entry {
@@ -181,6 +183,7 @@ impl Entry {
             rejection: None,
             deletion: Deletion::None,
             claims: Vec::new(),
+            asked: BTreeSet::new(),
         }
     }
 

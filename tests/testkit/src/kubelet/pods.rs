@@ -68,6 +68,13 @@ impl Pods {
         self.send(event);
     }
 
+    /// Writes down what a plugin is being asked for. It is nothing that anybody can watch.
+    pub(crate) fn note_asked(&self, uid: &str, ids: &BTreeSet<String>) {
+        if let Some(entry) = lock(&self.table).get_mut(uid) {
+            entry.asked.extend(ids.iter().cloned());
+        }
+    }
+
     /// Forgets a pod, and tells the watchers.
     pub(crate) fn remove(&self, uid: &str) {
         let entry = lock(&self.table).remove(uid);
