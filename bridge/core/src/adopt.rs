@@ -12,7 +12,10 @@ use crate::settings::Face;
 
 /// A claim that was not prepared here must be listed this many times in a row: the kubelet forgets one that was given
 /// back only after the answer.
-pub(crate) const LISTED_TWICE: u32 = 2;
+pub(crate) const LISTED_TWICE: i32 = 2;
+/// After an Unprepare the count begins so far below: lists come 200 ms apart or more, and a kubelet on a busy machine may
+/// list the claim for a second until it has taken in the answer.
+pub(crate) const GIVEN_BACK: i32 = -4;
 
 /// All that a node can tell about a time before the ledger. Every part was read successfully, or is said to be missing.
 #[derive(Debug, Clone, PartialEq, Eq)]

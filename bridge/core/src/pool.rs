@@ -60,8 +60,8 @@ pub(crate) struct Seen {
     pub(crate) answered: BTreeMap<UnitId, Duration>,
     /// Listings in a row without the pod of a bound unit.
     pub(crate) unlisted: BTreeMap<UnitId, u32>,
-    /// Listings in a row with a claim that is allocated here and that was not prepared here.
-    pub(crate) listed_claims: BTreeMap<ClaimUid, u32>,
+    /// Listings in a row with a claim that is allocated here and that was not prepared here; below 0 after an Unprepare.
+    pub(crate) listed_claims: BTreeMap<ClaimUid, i32>,
     /// Observations in a row of a process on a free unit.
     pub(crate) suspects: BTreeMap<UnitId, u32>,
     /// Since when a prepared claim has had no cause to be.

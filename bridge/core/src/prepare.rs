@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::adopt::GIVEN_BACK;
 use crate::allocate::Patience;
 use crate::hold::{Hold, HoldKind};
 use crate::id::{ClaimRef, ClaimUid, DeviceName, UnitId};
@@ -184,7 +185,8 @@ impl Transition {
     /// While the API shows the claim still allocated to a unit, or can't be asked, the unit stays reserved for it.
     pub fn unprepare(&mut self, claim: &ClaimUid) {
         // What was listed until now is from before the answer to this, even if the claim was given back already.
-        self.pool.seen.listed_claims.remove(claim);
+        let listed = &mut self.pool.seen.listed_claims;
+        listed.insert(claim.clone(), GIVEN_BACK);
         self.release_claim(claim, EndCause::Unprepared);
         self.steer();
     }
