@@ -14,6 +14,7 @@ mod leave;
 mod lookout;
 mod preview;
 mod reign;
+mod settings;
 mod succession;
 
 use std::collections::BTreeSet;
@@ -40,7 +41,8 @@ use crate::admin::{self, Conditions, Pages};
 use crate::arbiter::{Arbiter, Handle, Observation, ProcessProbe};
 use crate::cdi::{CdiFiles, ClaimMinors, Roots};
 use crate::cli::RunOptions;
-use crate::config::{self, Config};
+use crate::config::Config;
+use crate::config::live::Current;
 use crate::inventory::{self, Scan};
 use crate::store::{self, Loaded, Store};
 use crate::{device_plugin, dra, usage};
@@ -67,10 +69,7 @@ type Tasks = JoinSet<Ended>;
 pub async fn run(options: RunOptions) -> anyhow::Result<()> {
     let started = Instant::now();
     let mut signals = Signals::new()?;
-    let config = match &options.config {
-        Some(path) => config::load(path)?,
-        None => Config::default(),
-    };
+    let (current, config) = watch::channel(settings::read(&options)?);
     let client = client(options.kubeconfig.as_deref()).await?;
     store::make_folder(&options.state_dir)?;
     let nvml = start_nvml(&options)?;
@@ -98,6 +97,7 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
     let admin_socket = options.admin_socket.clone();
     let parts = Parts {
         options,
+        current,
         config,
         client,
         store: Arc::new(store),
@@ -128,7 +128,8 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
 /// What the owner of the ledger is made of.
 struct Parts {
     options: RunOptions,
-    config: Config,
+    current: watch::Sender<Current>,
+    config: watch::Receiver<Current>,
     client: kube::Client,
     store: Arc<Store>,
     way: Way,
@@ -143,7 +144,7 @@ struct Parts {
 impl Parts {
     /// Starts to decide and to serve: the ledger is ours.
     async fn serve(self, loaded: Loaded, tasks: &mut Tasks) -> anyhow::Result<Handle> {
-        let pool = pool_of(loaded, &self.config.settings);
+        let pool = pool_of(loaded, &self.config.borrow().config.settings);
         let cdi = Arc::new(CdiFiles::new(
             self.options.cdi_dir.clone(),
             Roots {
@@ -152,7 +153,7 @@ impl Parts {
         ));
         // Read before the arbiter sweeps what the ledger does not name: on a node without a ledger it is evidence.
         let on_disk = OnDisk::of(&cdi);
-        let probe = process_probe(self.nvml, &self.options, &self.config);
+        let probe = process_probe(self.nvml, &self.options, self.config.clone());
         let (arbiter, handle) =
             Arbiter::new(pool, Arc::clone(&self.store), cdi, probe, self.started);
         tasks.spawn(async move {
@@ -161,11 +162,11 @@ impl Parts {
         });
         let (ask, requests) = mpsc::channel(reign::REQUEST_LIMIT);
         self.pages.open(handle.clone(), ask);
-        let mode = self.config.settings.mode.as_str();
+        let mode = self.config.borrow().config.settings.mode.as_str();
         let node = self.options.node_name.clone();
         let faces = Faces {
             options: &self.options,
-            config: &self.config,
+            config: self.config.clone(),
             handle: &handle,
             conditions: &self.conditions,
             client: self.client,
@@ -183,6 +184,14 @@ impl Parts {
             reign.keep_count(&mut owners, &over);
         }
         start_feeds(tasks, self.scans.clone(), &handle, &self.stop).await;
+        settings::start(
+            tasks,
+            &self.options,
+            self.current,
+            &handle,
+            &self.conditions,
+            &self.stop,
+        );
         let waiting = faces.report_ledger(tasks);
         let followed = faces.follow(tasks);
         let pods = followed.1.clone();
@@ -244,11 +253,15 @@ fn start_nvml(options: &RunOptions) -> anyhow::Result<Session> {
 }
 
 /// NVML's processes, each with the pod of its cgroup, without those that the configuration ignores.
-fn process_probe(nvml: Session, options: &RunOptions, config: &Config) -> ProcessProbe {
+fn process_probe(
+    nvml: Session,
+    options: &RunOptions,
+    current: watch::Receiver<Current>,
+) -> ProcessProbe {
     let proc_root: Arc<Path> = options.proc_root.clone().into();
-    let config = Arc::new(config.clone());
     Arc::new(move || {
-        let (nvml, proc_root, config) = (nvml.clone(), Arc::clone(&proc_root), Arc::clone(&config));
+        let (nvml, proc_root) = (nvml.clone(), Arc::clone(&proc_root));
+        let config = Arc::clone(&current.borrow().config);
         let answer: Pin<Box<dyn Future<Output = Processes> + Send>> =
             Box::pin(async move { probe(&nvml, &proc_root, &config).await });
         answer
@@ -431,7 +444,7 @@ struct Leftovers {
 /// The two faces and what feeds them.
 struct Faces<'a> {
     options: &'a RunOptions,
-    config: &'a Config,
+    config: watch::Receiver<Current>,
     handle: &'a Handle,
     conditions: &'a Conditions,
     client: kube::Client,

@@ -14,6 +14,7 @@
 )]
 
 mod adoption;
+mod arrivals;
 mod churn;
 mod conflicts;
 mod containerd;
@@ -31,6 +32,7 @@ mod rivals;
 mod sides;
 mod split;
 mod standin;
+mod switch;
 mod trouble;
 mod update;
 mod world;

@@ -442,6 +442,12 @@ impl World {
         }
     }
 
+    /// Writes another configuration: what follows the `apiVersion`.
+    pub fn configure(&self, rest: &str) {
+        let text = format!("apiVersion: gpu-bridge.dev/v1alpha1\n{rest}");
+        fs::write(&self.config, text).expect("the configuration is written");
+    }
+
     /// What the runtime recorded so far.
     pub fn record(&self) -> Record {
         Record::read(&self.state().join("cri.jsonl"))

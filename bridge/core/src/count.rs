@@ -7,13 +7,26 @@ use crate::pool::{Pool, Standing, Transition};
 use crate::settings::Face;
 
 impl Pool {
-    /// The count that schedulers should read. Never below what is held and what is on its way, but for a daemon that
-    /// gives nothing out: it wants no counted pod here, since a refusal is final, nor one in the place of another that
-    /// ends.
+    /// The count that schedulers should read. Never below what is held and what is on its way, but where no counted pod
+    /// may come in the place of another that ends: to a daemon that gives nothing out, since a refusal is final, and
+    /// beyond mode and limit, since a queue of pods that wait would fill every place the moment that it is free.
     pub(crate) fn count(&self) -> u32 {
-        if self.standing == Standing::Serving {
-            let offered = self.offered_count();
-            self.seen.motion.leaving.unwrap_or(offered).min(offered)
+        if self.standing != Standing::Serving {
+            return 0;
+        }
+        let offered = self.offered_count();
+        let wanted = if self.counted_in_flight() == 0 {
+            offered.min(self.most_counted())
+        } else {
+            offered
+        };
+        self.seen.motion.leaving.unwrap_or(wanted).min(wanted)
+    }
+
+    /// How many counted pods' units the admin allows.
+    fn most_counted(&self) -> u32 {
+        if self.settings.mode.opens(Face::Legacy) {
+            self.settings.limits.legacy.unwrap_or(u32::MAX)
         } else {
             0
         }

@@ -1,8 +1,10 @@
 //! Rule 12: which units there are. A unit once seen stays until an admin forgets it.
 
+use std::collections::BTreeSet;
 use std::num::NonZeroU32;
 
 use crate::gpu::Gpu;
+use crate::id::UnitId;
 use crate::ledger::{Side, UnitKind, UnitRecord};
 use crate::pool::{Presence, Transition};
 use crate::report::Report;
@@ -28,8 +30,13 @@ impl Transition {
                 .retain(|_, presence| *presence == Presence::Lost),
             Inventory::Seen(gpus) => {
                 self.lose_all_but(&gpus);
+                let known: BTreeSet<UnitId> = self.pool.ledger.units.keys().cloned().collect();
                 for gpu in gpus {
                     self.see(gpu);
+                }
+                // What is new was promised to nobody: it begins on the side where it belongs.
+                if !self.pool.may_move() {
+                    self.rebalance(|unit| !known.contains(unit));
                 }
             }
         }

@@ -317,7 +317,9 @@ impl Pool {
 
     /// The free units of a side that its face may show now, in order: present, unheld, and within mode and limit.
     pub(crate) fn on_offer(&self, face: Face) -> Vec<&UnitId> {
-        if !self.is_open() || !self.settings.mode.opens(face) {
+        // A mode that closes the counted face lets it go by moves, since a pod that is bound already must find its id.
+        let is_closed = face == Face::Dra && !self.settings.mode.opens(face);
+        if !self.is_open() || is_closed {
             return Vec::new();
         }
         let mut free: Vec<&UnitId> = self
@@ -331,7 +333,13 @@ impl Pool {
         let room = self.room(face);
         // Counted picks come from the tail of the list and claims from its head: each keeps its own end.
         match face {
-            Face::Legacy => drop(free.drain(..free.len().saturating_sub(room))),
+            Face::Legacy => {
+                let over = free.len().saturating_sub(room);
+                let mut place = 0..;
+                free.retain(|unit| {
+                    place.next() >= Some(over) || self.seen.motion.is_outgoing(unit)
+                });
+            }
             Face::Dra => free.truncate(room),
         }
         free
@@ -357,7 +365,7 @@ impl Pool {
     }
 
     /// Free, or for the counted side only reserved: nothing of that claim runs, and it yields (rule 4).
-    fn is_free_for(&self, unit: &UnitId, face: Face) -> bool {
+    pub(crate) fn is_free_for(&self, unit: &UnitId, face: Face) -> bool {
         self.ledger
             .holds_touching(unit)
             .all(|(_, hold)| match hold.kind {
@@ -409,10 +417,18 @@ impl Transition {
         &self.pool
     }
 
-    /// Takes new settings. They open and close offers, and touch no hold (rule 9).
+    /// Takes new settings. They open and close offers, and touch no hold (rule 9). What a lower limit keeps counted
+    /// pods from leaves their side as in any move: it was promised to them by the count.
     pub fn configure(&mut self, settings: Settings) {
+        let shown = |pool: &Pool| -> BTreeSet<UnitId> {
+            pool.on_offer(Face::Legacy).into_iter().cloned().collect()
+        };
+        let before = shown(&self.pool);
         self.pool.settings = settings;
-        self.steer();
+        for unit in before.difference(&shown(&self.pool)) {
+            self.send_out(unit);
+        }
+        self.settle();
     }
 
     pub(crate) fn report(&mut self, report: Report) {
@@ -423,6 +439,11 @@ impl Transition {
     /// for which NVML does not say, goes to nobody (rule 8); one that an allocation names is reserved at once.
     pub(crate) fn end(&mut self, unit: &UnitId, cause: EndCause, which: impl Fn(&Hold) -> bool) {
         let ended = self.pool.ledger.drop_holds(unit, which);
+        let was_counted = ended.iter().any(|hold| hold.face() == Some(Face::Legacy));
+        if was_counted && !self.pool.on_offer(Face::Legacy).contains(&unit) {
+            // Over the limit: the count goes down first, as the next pod may be bound in the place of this one.
+            self.send_out(unit);
+        }
         self.pool.seen.answered.remove(unit);
         self.pool.seen.unlisted.remove(unit);
         for hold in ended {

@@ -296,7 +296,11 @@ impl Pool {
             let busy = self.busy(used);
             return Err(PrepareOutcome::Wait(unit_busy(request, device, busy)));
         }
-        let is_moving = self.is_mobile() && self.side_of(unit) != Some(Side::Dra);
+        let is_moving = match self.side_of(unit) {
+            Some(Side::Dra) => false,
+            Some(Side::Legacy) | None => self.is_mobile(),
+            Some(Side::Rest | Side::Lowering | Side::Yielding | Side::Dark) => self.can_move(),
+        };
         if is_moving || self.is_wanted_by_counted(request, unit) {
             return Err(PrepareOutcome::Wait(Refusal::CountedPodsFirst {
                 unit: unit.clone(),

@@ -1,8 +1,10 @@
-//! How many units each face gets while nothing moves between them: a fixed split of the free ones.
+//! How many units each face gets where mode or limits leave nothing to share out: a fixed split of the free ones.
 //!
-//! The policy is a pure function of settings and counts. Moves with their settle times, the rest on both sides,
-//! and turns replace it; nothing else in the core knows how sides are chosen.
+//! The share is a pure function of settings and counts. Where the count in the Node can be lowered a new share is
+//! reached by moves, as any other change of side, so that a change of mode or limits refuses nobody who was promised
+//! a unit before; where it can't be, free units turn at once.
 
+use crate::hold::Hold;
 use crate::id::UnitId;
 use crate::ledger::Side;
 use crate::pool::{Pool, Transition};
@@ -12,8 +14,9 @@ use crate::settings::{Face, Mode, Settings};
 pub(crate) fn legacy_share(settings: &Settings, units: u32) -> u32 {
     match settings.mode {
         Mode::Legacy => units,
-        Mode::Dra => 0,
-        Mode::Both | Mode::Drained => {
+        // Drained: all of them leave the count, and the other face is closed.
+        Mode::Dra | Mode::Drained => 0,
+        Mode::Both => {
             let weights = settings.weights;
             let total = u64::from(weights.legacy) + u64::from(weights.dra);
             // The odd unit goes to the counted pods: their refusals are the ones that can't be repaired.
@@ -35,56 +38,102 @@ pub(crate) fn legacy_share(settings: &Settings, units: u32) -> u32 {
 }
 
 impl Pool {
-    /// The face that has a unit now: its holder's, or the side on which it is free.
-    fn belongs_to(&self, unit: &UnitId, side: Side) -> Side {
-        self.ledger
-            .holds_on(unit)
+    /// The face that has a unit now: its holder's, or else the one whose side it is on or on its way to.
+    fn belongs_to(&self, unit: &UnitId, side: Side) -> Face {
+        let holder = self.ledger.holds_on(unit).iter().find_map(Hold::face);
+        holder.unwrap_or(match side {
+            Side::Legacy | Side::Rest | Side::Dark => Face::Legacy,
+            Side::Dra | Side::Lowering | Side::Yielding => Face::Dra,
+        })
+    }
+
+    /// How many units the counted side should have, and how many it has.
+    fn counted_share(&self) -> (usize, usize) {
+        let units = &self.ledger.units;
+        let count = u32::try_from(units.len()).unwrap_or(u32::MAX);
+        let want = usize::try_from(legacy_share(&self.settings, count)).unwrap_or(usize::MAX);
+        let have = units
             .iter()
-            .find_map(|hold| hold.face())
-            .map_or(side, Side::of)
+            .filter(|(unit, record)| self.belongs_to(unit, record.side) == Face::Legacy)
+            .count();
+        (want, have)
+    }
+
+    /// How many free units counted pods that are bound already ask for: they find what they were bound on.
+    fn due(&self) -> usize {
+        usize::try_from(self.counted_in_flight()).unwrap_or(usize::MAX)
     }
 }
 
 impl Transition {
-    /// Gives each face its share again, by turning free units only.
-    pub(crate) fn rebalance(&mut self) {
-        let units: Vec<(UnitId, Side, bool)> = self
+    /// Gives each face its share again, by turning free units at once, of those that `may_turn`.
+    pub(crate) fn rebalance(&mut self, may_turn: impl Fn(&UnitId) -> bool) {
+        let (want, have) = self.pool.counted_share();
+        let free: Vec<(UnitId, Side)> = self
             .pool
             .ledger
             .in_order()
             .into_iter()
-            .map(|(unit, record)| {
-                let side = self.pool.belongs_to(unit, record.side);
-                let free = self.pool.ledger.holds_touching(unit).next().is_none();
-                (unit.clone(), side, free)
-            })
+            .filter(|(unit, _)| self.pool.ledger.holds_touching(unit).next().is_none())
+            .filter(|(unit, _)| may_turn(unit))
+            .map(|(unit, record)| (unit.clone(), record.side))
             .collect();
-        let count = u32::try_from(units.len()).unwrap_or(u32::MAX);
-        let want = usize::try_from(legacy_share(&self.pool.settings, count)).unwrap_or(usize::MAX);
-        let have = units
-            .iter()
-            .filter(|(_, side, _)| *side == Side::Legacy)
-            .count();
         // Claims are given devices from the head of the list and counted pods from its tail, so units turn to
         // claims from the head and to counted pods from the tail.
         if have > want {
-            let free: Vec<_> = units
-                .iter()
-                .filter(|(_, side, free)| *free && *side == Side::Legacy)
-                .collect();
-            // Counted pods that are bound already find what they were bound on.
-            let due = usize::try_from(self.pool.counted_in_flight()).unwrap_or(usize::MAX);
-            let spare = free.len().saturating_sub(due);
-            for (unit, _, _) in free.into_iter().take((have - want).min(spare)) {
+            let free: Vec<_> = free.iter().filter(|(_, it)| *it == Side::Legacy).collect();
+            let spare = free.len().saturating_sub(self.pool.due());
+            for (unit, _) in free.into_iter().take((have - want).min(spare)) {
                 self.turn(unit, Face::Dra);
             }
         } else {
-            let free = units
-                .iter()
-                .rev()
-                .filter(|(_, side, free)| *free && *side == Side::Dra);
-            for (unit, _, _) in free.take(want - have) {
+            let free = free.iter().rev().filter(|(_, side)| *side == Side::Dra);
+            for (unit, _) in free.take(want - have) {
                 self.turn(unit, Face::Legacy);
+            }
+        }
+    }
+
+    /// Begins the moves after which each face has its share, and ends the rest: nothing is on offer to both any more.
+    pub(crate) fn head_for_share(&mut self) {
+        self.pool.seen.motion.hold_no_turns();
+        let (want, have) = self.pool.counted_share();
+        let free = self.pool.free_units();
+        let counted: Vec<_> = free.iter().filter(|(_, side)| side.is_counted()).collect();
+        let dark: Vec<_> = free.iter().filter(|(_, it)| *it == Side::Dark).collect();
+        let mut surplus = have.saturating_sub(want);
+        // Of no count yet: it goes back where it came from.
+        for (unit, _) in dark.into_iter().take(surplus) {
+            self.set_side(unit, Side::Dra);
+            surplus -= 1;
+        }
+        let spare = counted.len().saturating_sub(self.pool.due()).min(surplus);
+        for (place, (unit, side)) in counted.into_iter().enumerate() {
+            let way = match side {
+                Side::Rest => Side::Yielding,
+                Side::Legacy | Side::Dra | Side::Lowering | Side::Yielding | Side::Dark => {
+                    Side::Lowering
+                }
+            };
+            self.set_side(unit, if place < spare { way } else { Side::Legacy });
+        }
+        self.call_back(&free, want.saturating_sub(have));
+    }
+
+    /// Gives so many units to the counted side: first those that are about to leave it, then free ones of the other.
+    fn call_back(&mut self, free: &[(UnitId, Side)], lacking: usize) {
+        let tail = || free.iter().rev();
+        let motion = &self.pool.seen.motion;
+        let leaving = tail()
+            .filter(|(_, it)| matches!(it, Side::Lowering | Side::Yielding))
+            .filter(|(unit, _)| !motion.is_outgoing(unit));
+        let claimable = tail().filter(|(_, it)| *it == Side::Dra);
+        let chosen: Vec<_> = leaving.chain(claimable).take(lacking).collect();
+        for (unit, side) in chosen {
+            if *side == Side::Dra {
+                self.darken(unit);
+            } else {
+                self.set_side(unit, Side::Legacy);
             }
         }
     }

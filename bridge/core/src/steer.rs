@@ -51,6 +51,8 @@ pub(crate) struct Motion {
     /// Since when a unit is on its way out of the count. A higher count may be on its way to the Node at that moment,
     /// so what the Node showed before says nothing about it.
     withdrawn_since: BTreeMap<UnitId, Duration>,
+    /// Units that the count promised and that a lower limit keeps counted pods from: shown until they are gone.
+    outgoing: BTreeSet<UnitId>,
     /// Since when a unit is dark.
     dark_since: BTreeMap<UnitId, Duration>,
     turn: Option<Turn>,
@@ -105,6 +107,18 @@ impl Motion {
         self.wake_at = None;
     }
 
+    /// Whether a limit that is in force since a moment does not hide this unit yet.
+    pub(crate) fn is_outgoing(&self, unit: &UnitId) -> bool {
+        self.outgoing.contains(unit)
+    }
+
+    /// Forgets what only a node on which units are shared out needs.
+    pub(crate) fn hold_no_turns(&mut self) {
+        self.arrivals.take();
+        self.turn = None;
+        self.burst_ends = None;
+    }
+
     /// Whether pods may still come that were scheduled while everything rested.
     fn is_in_burst(&self, now: Duration) -> bool {
         self.burst_ends.is_some_and(|ends| now < ends)
@@ -141,15 +155,19 @@ impl Pool {
     /// Whether free units move, now or when the server is back: both faces are open, the limits leave room, and the
     /// count can be lowered.
     pub(crate) fn is_mobile(&self) -> bool {
-        let moves = match self.seen.motion.node {
-            NodeView::Shown(_) | NodeView::Away => true,
-            NodeView::NotYet | NodeView::Blind => false,
-        };
-        self.may_move() && moves
+        self.may_move() && self.can_move()
     }
 
-    /// Whether mode and limits let units move.
-    fn may_move(&self) -> bool {
+    /// Whether a move can end, now or when the server is back.
+    pub(crate) fn can_move(&self) -> bool {
+        match self.seen.motion.node {
+            NodeView::Shown(_) | NodeView::Away => true,
+            NodeView::NotYet | NodeView::Blind => false,
+        }
+    }
+
+    /// Whether mode and limits leave units to be shared out.
+    pub(crate) fn may_move(&self) -> bool {
         let limits = self.settings.limits;
         let units = self.ledger.units.len();
         let fixed = match (limits.legacy, limits.dra) {
@@ -162,7 +180,7 @@ impl Pool {
     }
 
     /// Units that nobody holds and that NVML sees, in order, each with its side.
-    fn free_units(&self) -> Vec<(UnitId, Side)> {
+    pub(crate) fn free_units(&self) -> Vec<(UnitId, Side)> {
         self.ledger
             .in_order()
             .into_iter()
@@ -282,8 +300,20 @@ impl Transition {
         }
         match self.pool.seen.motion.node {
             NodeView::Shown(_) if self.pool.may_move() => {}
+            NodeView::Shown(_) => {
+                self.head_for_share();
+                self.call_off();
+                self.keep_promises();
+                self.settle_moves();
+                self.set_wake();
+                return;
+            }
             NodeView::NotYet if self.pool.may_move() => return,
-            NodeView::Away if self.pool.may_move() => {
+            NodeView::NotYet => return self.head_for_share(),
+            NodeView::Away => {
+                if !self.pool.may_move() {
+                    self.head_for_share();
+                }
                 self.pool.seen.motion.pause();
                 return;
             }
@@ -291,9 +321,9 @@ impl Transition {
                 self.stand_still();
                 return;
             }
-            NodeView::NotYet | NodeView::Blind | NodeView::Away | NodeView::Shown(_) => {
+            NodeView::Blind => {
                 self.stand_still();
-                self.rebalance();
+                self.rebalance(|_| true);
                 return;
             }
         }
@@ -347,7 +377,14 @@ impl Transition {
     fn note_free(&mut self) {
         let free: BTreeMap<UnitId, Side> = self.pool.free_units().into_iter().collect();
         let now = self.now.uptime;
+        let mut outgoing = std::mem::take(&mut self.pool.seen.motion.outgoing);
+        outgoing.retain(|unit| {
+            let side = self.pool.side_of(unit);
+            let leaves = matches!(side, Some(Side::Legacy | Side::Lowering | Side::Yielding));
+            leaves && self.pool.is_free_for(unit, Face::Legacy)
+        });
         let motion = &mut self.pool.seen.motion;
+        motion.outgoing = outgoing;
         motion.free_since.retain(|unit, _| free.contains_key(unit));
         motion
             .dark_since
@@ -371,7 +408,26 @@ impl Transition {
         }
     }
 
-    fn set_side(&mut self, unit: &UnitId, side: Side) {
+    /// Takes a unit from the counted side that it has no room for any more.
+    pub(crate) fn send_out(&mut self, unit: &UnitId) {
+        let way = match self.pool.side_of(unit) {
+            Some(Side::Legacy) => Side::Lowering,
+            Some(Side::Rest) => Side::Yielding,
+            Some(way @ (Side::Lowering | Side::Yielding)) => way,
+            Some(Side::Dra | Side::Dark) | None => return,
+        };
+        self.set_side(unit, way);
+        self.pool.seen.motion.outgoing.insert(unit.clone());
+    }
+
+    /// Takes a unit from the claims' side: once no claim can be on its way to it, it is the counted pods'.
+    pub(crate) fn darken(&mut self, unit: &UnitId) {
+        self.set_side(unit, Side::Dark);
+        let now = self.now.uptime;
+        self.pool.seen.motion.dark_since.insert(unit.clone(), now);
+    }
+
+    pub(crate) fn set_side(&mut self, unit: &UnitId, side: Side) {
         if let Some(record) = self.pool.ledger.units.get_mut(unit) {
             record.side = side;
         }
@@ -660,7 +716,6 @@ impl Transition {
     /// Begins the moves after which the counted side has `want` of these free units and not `have` any more: to
     /// claims from the head of the list, to counted pods from its tail. Whether it began any.
     fn share_out(&mut self, free: &[(UnitId, Side)], want: usize, have: usize) -> bool {
-        let now = self.now.uptime;
         let legacy = on(free, Side::Legacy).into_iter();
         let to_dra: Vec<UnitId> = legacy.take(have.saturating_sub(want)).cloned().collect();
         let dra = on(free, Side::Dra).into_iter().rev();
@@ -669,8 +724,7 @@ impl Transition {
             self.set_side(unit, Side::Lowering);
         }
         for unit in &to_legacy {
-            self.set_side(unit, Side::Dark);
-            self.pool.seen.motion.dark_since.insert(unit.clone(), now);
+            self.darken(unit);
         }
         !to_dra.is_empty() || !to_legacy.is_empty()
     }

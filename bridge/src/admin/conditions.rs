@@ -28,11 +28,13 @@ pub enum ConditionName {
     NodeCountTended,
     /// It is known whether free units move by the pods that wait or by turns, and why.
     DemandTended,
+    /// The configuration file as it is now is in force; else the last good one is.
+    ConfigInForce,
 }
 
 impl ConditionName {
     /// Every condition, in the order of the pages.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::LedgerServing,
         Self::OnlyRegistrant,
         Self::NvmlAnswering,
@@ -42,6 +44,7 @@ impl ConditionName {
         Self::SlicePublished,
         Self::NodeCountTended,
         Self::DemandTended,
+        Self::ConfigInForce,
     ];
 
     /// The word on the pages and in logs.
@@ -57,6 +60,7 @@ impl ConditionName {
             Self::SlicePublished => "SlicePublished",
             Self::NodeCountTended => "NodeCountTended",
             Self::DemandTended => "DemandTended",
+            Self::ConfigInForce => "ConfigInForce",
         }
     }
 }

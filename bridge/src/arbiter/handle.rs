@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use bridge_core::{
     Adoption, AllocateRequest, ClaimRef, Claims, Demand, DeviceId, DeviceName, Face, Grant,
     Inventory, Listing, Offers, PodUid, Pods, PrepareRequest, PreparedDevice, Refusal, Rival,
-    Status, UnitId,
+    Settings, Status, UnitId,
 };
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -116,6 +116,8 @@ pub enum Observation {
     Leaving,
     /// The pods that wait and that this node could run; `None` while nobody may or can look.
     Demand(Option<Demand>),
+    /// The admin has changed what is offered.
+    Settings(Settings),
 }
 
 /// What was found when the ledger was taken back.

@@ -60,8 +60,36 @@ fn describe(page: &StatusPage) -> String {
     }
     text.push_str(&table.to_string());
     add_section(&mut text, "", substitutions(page));
+    add_section(&mut text, "what the mode waits for:\n", unfinished(page));
     add_section(&mut text, "what limits the node:\n", limits(page));
     text
+}
+
+/// Who still holds something through a face that the mode has closed, and what is still on its way from it.
+fn unfinished(page: &StatusPage) -> impl Iterator<Item = String> {
+    let closes = |face: &str| match page.mode.as_str() {
+        "drained" => true,
+        "dra" => face == "legacy",
+        "legacy" => face == "dra",
+        _ => false,
+    };
+    page.units.iter().flat_map(move |unit| {
+        let held = unit.holds.iter().filter_map(move |hold| {
+            let face = hold.face.as_deref().filter(|face| closes(face))?;
+            let since = seconds(&hold.since);
+            let (holder, device) = (holder(hold), &unit.device);
+            Some(format!(
+                "  the end of {holder}, which has {device} through {face} since {since}"
+            ))
+        });
+        let moving = (unit.state == "Moving" && page.mode != "both").then(|| {
+            format!(
+                "  the move of {}, which somebody may still have been promised",
+                unit.device
+            )
+        });
+        held.chain(moving)
+    })
 }
 
 /// Lines below the table, if there are any.
@@ -199,6 +227,28 @@ mod tests {
               NvmlAnswering since 2026-09-21T14:13:22Z: no library: libnvidia-ml.so.1
               NoStatusRight since 2026-09-21T14:13:22Z: the right to patch nodes/status is missing
         "#]].assert_eq(&describe(&page));
+    }
+
+    #[test]
+    fn a_mode_that_closes_a_face_names_whom_it_waits_for() {
+        let golden = include_str!("../../../tests/golden/status.json");
+        let mut page: StatusPage = serde_json::from_str(golden).unwrap();
+        let waits = |page: &StatusPage| unfinished(page).collect::<Vec<_>>().join("\n") + "\n";
+        assert_eq!(waits(&page), "\n", "mode both closes nothing");
+        page.mode = "dra".to_owned();
+        page.units[8].state = "Moving".to_owned();
+        expect![[r#"
+              the end of a counted pod (not seen yet), which has gpu-0 through legacy since 2026-09-21T14:13:20Z
+              the end of pod default/counted, which has gpu-1 through legacy since 2026-09-21T14:13:20Z
+              the move of gpu-8, which somebody may still have been promised
+        "#]].assert_eq(&waits(&page));
+        page.mode = "legacy".to_owned();
+        page.units[8].state = "FreeLegacy".to_owned();
+        expect![[r#"
+              the end of claim train/llm, which has gpu-2 through dra since 2026-09-21T14:13:20Z
+              the end of claim train/llm, which has gpu-3 through dra since 2026-09-21T14:13:20Z
+        "#]]
+        .assert_eq(&waits(&page));
     }
 
     #[test]

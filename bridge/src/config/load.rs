@@ -45,7 +45,12 @@ pub enum Error {
 /// # Errors
 /// See [`Error`]; whatever held before goes on holding.
 pub fn load(path: &Path) -> Result<Config, Error> {
-    let text = read(path).map_err(|source| Error::Unreadable {
+    interpret(path, read(path)).map(|(config, _)| config)
+}
+
+/// What the text of a file means, with the text.
+pub(super) fn interpret(path: &Path, text: io::Result<String>) -> Result<(Config, String), Error> {
+    let text = text.map_err(|source| Error::Unreadable {
         path: path.to_owned(),
         source,
     })?;
@@ -53,10 +58,11 @@ pub fn load(path: &Path) -> Result<Config, Error> {
         path: path.to_owned(),
         source: source.into(),
     })?;
-    outcome.map_err(|mistakes| Error::Mistakes {
+    let config = outcome.map_err(|mistakes| Error::Mistakes {
         path: path.to_owned(),
         mistakes,
-    })
+    })?;
+    Ok((config, text))
 }
 
 /// What a configuration file means, for an admin who checks it before it is rolled out.
@@ -97,7 +103,7 @@ pub fn report(path: &Path) -> Result<String, Error> {
     ))
 }
 
-fn read(path: &Path) -> io::Result<String> {
+pub(super) fn read(path: &Path) -> io::Result<String> {
     let mut text = String::new();
     File::open(path)?
         .take(FILE_LIMIT + 1)

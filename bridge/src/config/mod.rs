@@ -7,6 +7,7 @@ mod hint;
 #[cfg(any(test, fuzzing))]
 mod hostile;
 mod lines;
+pub mod live;
 mod load;
 mod schema;
 #[cfg(test)]

@@ -1,11 +1,15 @@
 //! What the tasks say about themselves, as conditions of `/readyz`.
 
+use std::path::PathBuf;
+
 use bridge_core::{Claims, Pods};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::Ended;
 use crate::admin::{ConditionName, Conditions, Met};
+use crate::config::Demand;
+use crate::config::live::Current;
 use crate::inventory::Scan;
 use crate::usage::DemandState;
 use crate::{device_plugin, dra};
@@ -180,23 +184,62 @@ pub(super) async fn node_status(
 
 /// Whoever waits need not be known for pods to be served: without that free units move by turns.
 pub(super) async fn demand(
-    seen: watch::Receiver<DemandState>,
+    mut seen: watch::Receiver<DemandState>,
+    mut config: watch::Receiver<Current>,
+    conditions: Conditions,
+    stop: CancellationToken,
+) -> Ended {
+    let name = ConditionName::DemandTended;
+    loop {
+        let (met, message) = match config.borrow_and_update().config.demand {
+            Demand::Turns => (
+                Met::Fully,
+                "free GPUs move by turns: offers.demand is turns".to_owned(),
+            ),
+            Demand::Watch => {
+                let state = seen.borrow_and_update();
+                let met = match &*state {
+                    DemandState::Known => Met::Fully,
+                    DemandState::Starting
+                    | DemandState::NoDemandRight { .. }
+                    | DemandState::Unseen { .. } => Met::Partly(state.reason()),
+                };
+                (met, state.to_string())
+            }
+        };
+        conditions.set(name, met, message);
+        tokio::select! {
+            () = stop.cancelled() => return (name.as_str(), Ok(())),
+            changed = seen.changed() => if changed.is_err() { break },
+            changed = config.changed() => if changed.is_err() { break },
+        }
+    }
+    stop.cancelled().await;
+    (name.as_str(), Ok(()))
+}
+
+/// A file that is not used is no reason not to serve: what was good goes on.
+pub(super) async fn config(
+    seen: watch::Receiver<Current>,
+    path: Option<PathBuf>,
     conditions: Conditions,
     stop: CancellationToken,
 ) -> Ended {
     follow(
-        ConditionName::DemandTended,
+        ConditionName::ConfigInForce,
         seen,
         conditions,
         stop,
-        |state| {
-            let met = match state {
-                DemandState::Known => Met::Fully,
-                DemandState::Starting
-                | DemandState::NoDemandRight { .. }
-                | DemandState::Unseen { .. } => Met::Partly(state.reason()),
-            };
-            (met, state.to_string())
+        |current| match (&current.rejected, &path) {
+            (Some(why), _) => (
+                Met::Partly(Some("ConfigFileRejected")),
+                format!("{why}\nThe last good configuration stays in force."),
+            ),
+            (None, Some(path)) => (Met::Fully, format!("{} is in force", path.display())),
+            (None, None) => (
+                Met::Fully,
+                "there is no configuration file; the defaults are in force".to_owned(),
+            ),
         },
     )
     .await

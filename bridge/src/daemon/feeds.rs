@@ -1,13 +1,16 @@
 //! What tells the pool of claims and of pods that wait: each in the way that the configuration says.
 
 use std::collections::BTreeSet;
+use std::future::Future;
 
 use bridge_core::{Claims, NamedClaims, Standing};
 use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 
-use super::{Faces, Tasks, conditions};
-use crate::admin::ConditionName;
-use crate::config::{Demand, Notice};
+use super::{Ended, Faces, Tasks, conditions};
+use crate::arbiter::Observation;
+use crate::config::live::Current;
+use crate::config::{Config, Demand, Notice};
 use crate::{dra, usage};
 
 impl Faces<'_> {
@@ -20,58 +23,100 @@ impl Faces<'_> {
     ) {
         let (node, handle, stop) = self.own();
         let client = self.client.clone();
-        match self.config.notice {
-            Notice::Allocation => {
-                tasks.spawn(async move {
-                    let done = dra::claims::run(client, node, handle, out, stop).await;
-                    ("claim watch", done.map_err(anyhow::Error::from))
-                });
-            }
-            Notice::Bind => {
-                let kubelet_dir = self.options.kubelet_dir.clone();
-                tasks.spawn(async move {
-                    let serves = handle.status().borrow().standing == Standing::Serving;
-                    let inputs = dra::claims::BoundInputs {
-                        client,
-                        node,
-                        named,
-                        earlier: if serves {
-                            BTreeSet::new()
-                        } else {
-                            usage::checkpointed_claims(&kubelet_dir).await
-                        },
-                        handle,
-                        out,
+        let kubelet_dir = self.options.kubelet_dir.clone();
+        tasks.spawn(while_chosen(
+            "claim watch",
+            self.config.clone(),
+            |config| config.notice,
+            stop.clone(),
+            move |notice| {
+                let (client, node, handle) = (client.clone(), node.clone(), handle.clone());
+                let (named, out, stop) = (named.clone(), out.clone(), stop.clone());
+                let kubelet_dir = kubelet_dir.clone();
+                async move {
+                    let done = match notice {
+                        Notice::Allocation => {
+                            dra::claims::run(client, node, handle, out, stop).await
+                        }
+                        Notice::Bind => {
+                            let serves = handle.status().borrow().standing == Standing::Serving;
+                            let inputs = dra::claims::BoundInputs {
+                                client,
+                                node,
+                                named,
+                                earlier: if serves {
+                                    BTreeSet::new()
+                                } else {
+                                    usage::checkpointed_claims(&kubelet_dir).await
+                                },
+                                handle,
+                                out,
+                            };
+                            dra::claims::run_bound(inputs, stop).await
+                        }
                     };
-                    let done = dra::claims::run_bound(inputs, stop).await;
-                    ("claim reader", done.map_err(anyhow::Error::from))
-                });
-            }
-        }
+                    done.map_err(anyhow::Error::from)
+                }
+            },
+        ));
     }
 
-    /// Starts what knows the pods that wait, if free units are to move by them.
+    /// Starts what knows the pods that wait, while free units are to move by them.
     pub(super) fn start_demand(&self, tasks: &mut Tasks) {
-        match self.config.demand {
-            Demand::Turns => self.conditions.set(
-                ConditionName::DemandTended,
-                true,
-                "free GPUs move by turns: offers.demand is turns",
-            ),
-            Demand::Watch => {
-                let (node, handle, stop) = self.own();
-                let client = self.client.clone();
-                let (state, seen) = watch::channel(usage::DemandState::default());
-                tasks.spawn(async move {
-                    let done = usage::run_pending(client, node, handle, state, stop).await;
-                    ("watch of pods that wait", done.map_err(anyhow::Error::from))
-                });
-                tasks.spawn(conditions::demand(
-                    seen,
-                    self.conditions.clone(),
-                    self.stop.clone(),
-                ));
-            }
+        let (node, handle, stop) = self.own();
+        let client = self.client.clone();
+        let (state, seen) = watch::channel(usage::DemandState::default());
+        tasks.spawn(conditions::demand(
+            seen,
+            self.config.clone(),
+            self.conditions.clone(),
+            self.stop.clone(),
+        ));
+        tasks.spawn(while_chosen(
+            "watch of pods that wait",
+            self.config.clone(),
+            |config| config.demand,
+            stop.clone(),
+            move |demand| {
+                let (client, node, handle) = (client.clone(), node.clone(), handle.clone());
+                let (state, stop) = (state.clone(), stop.clone());
+                async move {
+                    match demand {
+                        Demand::Watch => usage::run_pending(client, node, handle, state, stop)
+                            .await
+                            .map_err(anyhow::Error::from),
+                        Demand::Turns => {
+                            handle.observe(Observation::Demand(None)).await?;
+                            stop.cancelled().await;
+                            Ok(())
+                        }
+                    }
+                }
+            },
+        ));
+    }
+}
+
+/// Runs what belongs to a choice of the configuration, and another in its place when that changes.
+async fn while_chosen<C: Copy + PartialEq, F: Future<Output = anyhow::Result<()>> + Send>(
+    name: &'static str,
+    mut config: watch::Receiver<Current>,
+    choice: impl Fn(&Config) -> C,
+    stop: CancellationToken,
+    run: impl Fn(C) -> F,
+) -> Ended {
+    loop {
+        let chosen = choice(&config.borrow_and_update().config);
+        let changes = async {
+            let other = |current: &Current| choice(&current.config) != chosen;
+            config.wait_for(other).await.map(drop)
+        };
+        tokio::select! {
+            done = run(chosen) => return (name, done),
+            changed = changes => if changed.is_err() {
+                stop.cancelled().await;
+                return (name, Ok(()));
+            },
         }
     }
 }

@@ -8,8 +8,8 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Config, Faces, OnDisk, RunOptions, Tasks, client, config, process_probe, start_feeds,
-    start_nvml, start_scans,
+    Faces, OnDisk, RunOptions, Tasks, client, process_probe, settings, start_feeds, start_nvml,
+    start_scans,
 };
 use crate::admin::Conditions;
 use crate::arbiter::Rehearsal;
@@ -44,14 +44,12 @@ pub enum Foresight {
 /// # Errors
 /// The configuration or the kubeconfig can't be used, or NVML's thread can't be started.
 pub async fn preview(options: &RunOptions) -> anyhow::Result<Foresight> {
-    let config = match &options.config {
-        Some(path) => config::load(path)?,
-        None => Config::default(),
-    };
+    let (_current, config) = watch::channel(settings::read(options)?);
     let client = client(options.kubeconfig.as_deref()).await?;
     let nvml = start_nvml(options)?;
-    let probe = process_probe(nvml.clone(), options, &config);
-    let (rehearsal, handle) = Rehearsal::new(Pool::waiting(config.settings.clone()), probe);
+    let probe = process_probe(nvml.clone(), options, config.clone());
+    let chosen = config.borrow().config.settings.clone();
+    let (rehearsal, handle) = Rehearsal::new(Pool::waiting(chosen), probe);
     let reports = rehearsal.reports();
     let stop = CancellationToken::new();
     let _stop_all = stop.clone().drop_guard();
@@ -65,7 +63,7 @@ pub async fn preview(options: &RunOptions) -> anyhow::Result<Foresight> {
     start_feeds(&mut tasks, scans.clone(), &handle, &stop).await;
     let faces = Faces {
         options,
-        config: &config,
+        config,
         handle: &handle,
         conditions: &conditions,
         client,

@@ -27,6 +27,7 @@ mod h100;
 mod kills;
 mod kubelet;
 mod ledger;
+mod live;
 mod log;
 mod mistakes;
 mod modes;

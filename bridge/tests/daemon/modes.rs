@@ -3,7 +3,7 @@
 use crate::world::{NAMESPACE, RESOURCE, SOON, World, until};
 
 /// Healthy ids at the kubelet, and devices that claims can get.
-async fn shows(world: &World, healthy: usize, open: &[&str]) {
+pub(crate) async fn shows(world: &World, healthy: usize, open: &[&str]) {
     world
         .kubelet()
         .wait_for_healthy(RESOURCE, healthy, SOON)

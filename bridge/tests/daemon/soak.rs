@@ -471,7 +471,12 @@ impl Soak {
             !left(self.world.cdi_dir(), &["gpu-bridge.dev-gpu.json"])
                 && !left(
                     self.world.state_dir(),
-                    &["ledger.json", "lock", "unprepared.json"],
+                    &[
+                        "config.last-good.yaml",
+                        "ledger.json",
+                        "lock",
+                        "unprepared.json",
+                    ],
                 )
         })
         .await;

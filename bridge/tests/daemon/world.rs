@@ -168,7 +168,7 @@ impl World {
         world.started().await
     }
 
-    async fn started(mut self) -> Self {
+    pub(crate) async fn started(mut self) -> Self {
         self.start_kubelet().await;
         self.start_daemon();
         self.ready().await;

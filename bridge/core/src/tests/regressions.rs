@@ -495,6 +495,9 @@ fn a_new_limit_touches_no_hold_and_moves_only_free_units() {
             ..Settings::default()
         });
     });
+    daemon.act(|t| t.observe_node(Some(1)));
+    daemon.uptime += Duration::from_secs(1);
+    daemon.act(Transition::pass_time);
     assert_eq!(daemon.pool.ledger().holds, before);
     let offers = daemon.pool.offers();
     assert!(offers.counted.iter().all(|offer| !offer.free));

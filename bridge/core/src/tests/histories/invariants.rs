@@ -128,12 +128,11 @@ fn invariant_ids_and_units_are_a_bijection(world: &World) -> Checked {
 fn invariant_healthy_minus_allocated_is_free(world: &World) -> Checked {
     let pool = &world.daemon.pool;
     let ledger = pool.ledger();
-    let settings = pool.settings();
     let offers = pool.offers();
     if offers.counted.len() != ledger.units.len() {
         return Err("an id is not listed".to_owned());
     }
-    let open = settings.mode.opens(Face::Legacy) && pool.rivals().next().is_none();
+    let open = pool.rivals().next().is_none();
     let mut left_out = 0;
     for offer in &offers.counted {
         let carried = ledger.carrier_of(&offer.id).is_some();
@@ -155,7 +154,7 @@ fn invariant_healthy_minus_allocated_is_free(world: &World) -> Checked {
             Health::Unhealthy => left_out += usize::from(free),
         }
     }
-    if left_out > 0 && settings.limits.legacy.is_none() {
+    if left_out > 0 && pool.settings().limits.legacy.is_none() {
         return Err(format!(
             "{left_out} free units are not offered to counted pods"
         ));
@@ -210,7 +209,9 @@ fn invariant_limits_cap_each_face(world: &World) -> Checked {
     };
     let offers = pool.offers();
     let healthy = offers.counted.iter().filter(|offer| {
-        offer.health == Health::Healthy && pool.ledger().carrier_of(&offer.id).is_none()
+        offer.health == Health::Healthy
+            && pool.ledger().carrier_of(&offer.id).is_none()
+            && !pool.seen.motion.is_outgoing(&offer.unit)
     });
     let untainted = offers.claims.iter().flatten().filter(|offer| {
         offer.taint.is_none() && pool.ledger().holds_on(&offer.gpu.uuid).is_empty()

@@ -78,6 +78,8 @@ pub(super) struct Node {
     unprepared: BTreeSet<crate::ClaimUid>,
     rivals: BTreeSet<Rival>,
     reports: Vec<String>,
+    /// Only hardware and settings were named so far: the daemon begins with those.
+    begins: bool,
 }
 
 impl Default for Node {
@@ -109,6 +111,7 @@ impl Default for Node {
             unprepared: BTreeSet::new(),
             rivals: BTreeSet::new(),
             reports: Vec::new(),
+            begins: true,
         }
     }
 }
@@ -132,6 +135,7 @@ impl Node {
         if command != "expect" {
             self.reports.clear();
         }
+        self.begins &= ["gpus", "mode", "limits"].contains(&command);
         match command {
             "allocate" | "prepare" | "again" | "checkpoint" => {
                 let right = right.ok_or("what should come of it is missing: write `-> ...`")?;
@@ -142,6 +146,13 @@ impl Node {
             }
             "gpus" | "gpu" | "nvml" | "process" => self.hardware(command, rest),
             "mode" | "limits" => self.configure(command, rest),
+            _ => self.play(command, rest),
+        }
+    }
+
+    /// Runs a line that is no part of how the node begins.
+    fn play(&mut self, command: &str, rest: &[&str]) -> Result<(), String> {
+        match command {
             "pods" => self.pods(rest),
             "listed" | "kubelet" => self.kubelet(command, rest),
             "claims" => self.claims(rest),
@@ -242,7 +253,12 @@ impl Node {
             ("limits", rest) => settings.limits = words::limits(rest)?,
             _ => return Err("write `mode both`".to_owned()),
         }
-        self.act(|t| t.configure(settings));
+        if self.begins {
+            self.daemon.pool = Pool::restored(Ledger::default(), settings);
+            self.scan();
+        } else {
+            self.act(|t| t.configure(settings));
+        }
         Ok(())
     }
 

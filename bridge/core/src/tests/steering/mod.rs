@@ -2,6 +2,7 @@
 
 mod demand;
 mod limits;
+mod modes;
 mod world;
 
 use std::time::Duration;
