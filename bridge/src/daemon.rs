@@ -331,7 +331,13 @@ async fn start_feeds(
     handle: &Handle,
     stop: &CancellationToken,
 ) {
-    tasks.spawn(feed_scans(seen.clone(), handle.clone(), stop.clone()));
+    tasks.spawn(feeds::feed(
+        "inventory feed",
+        seen.clone(),
+        |scan: &Scan| scan.inventory().map(Observation::Inventory),
+        handle.clone(),
+        stop.clone(),
+    ));
     tasks.spawn(look_for_strangers(handle.clone(), stop.clone()));
     let first = seen.wait_for(|scan| *scan != Scan::Pending);
     match tokio::time::timeout(FIRST_SCAN_LIMIT, first).await {
@@ -362,31 +368,6 @@ async fn rescan_on_hangup(ask: mpsc::Sender<()>, stop: CancellationToken) -> End
                 info!("SIGHUP: the GPUs are read anew");
                 // A scan that waits already is as good as another.
                 let _ = ask.try_send(());
-            }
-        }
-    }
-}
-
-async fn feed_scans(
-    mut scans: watch::Receiver<Scan>,
-    handle: Handle,
-    stop: CancellationToken,
-) -> Ended {
-    loop {
-        let inventory = scans.borrow_and_update().inventory();
-        if let Some(inventory) = inventory
-            && let Err(failure) = handle.observe(Observation::Inventory(inventory)).await
-        {
-            warn!(error = %failure, "what NVML says could not be taken; it is told again");
-            tokio::select! {
-                () = stop.cancelled() => return ("inventory feed", Ok(())),
-                () = tokio::time::sleep(STRANGER_PERIOD) => continue,
-            }
-        }
-        tokio::select! {
-            () = stop.cancelled() => return ("inventory feed", Ok(())),
-            changed = scans.changed() => if changed.is_err() {
-                return ("inventory feed", Ok(()));
             }
         }
     }

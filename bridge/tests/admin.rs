@@ -143,6 +143,7 @@ fn some_offers() -> Offers {
         health,
         numa_node: Some(0),
         free,
+        leaving: false,
         reserved: false,
     };
     let claims = |number, taint, held_by_claim| ClaimOffer {

@@ -32,6 +32,8 @@ pub struct CountedOffer {
     pub numa_node: Option<u32>,
     /// On offer and not reserved for a claim either: what `GetPreferredAllocation` picks from, last first.
     pub free: bool,
+    /// About to leave the counted side: picked after those that stay, or it would be missed on the other side.
+    pub leaving: bool,
     /// A claim was allocated the unit: picked last of all.
     pub reserved: bool,
 }
@@ -100,6 +102,7 @@ impl Pool {
                     },
                     numa_node: record.gpu.numa_node,
                     free,
+                    leaving: self.side_of(unit).is_some_and(|side| !side.is_counted()),
                     reserved,
                     id,
                 })
@@ -195,8 +198,8 @@ impl Pool {
 }
 
 impl Offers {
-    /// Picks for `GetPreferredAllocation`: what must be in, then free ids from the tail of the list, then ids of counted
-    /// pods, which the kubelet has given up if it offers them, then those whose unit a claim was allocated.
+    /// Picks for `GetPreferredAllocation`: what must be in, then free ids from the tail of the list, those that are about
+    /// to leave after those that stay, then ids of counted pods, which the kubelet has given up if it offers them, then those whose unit a claim was allocated.
     /// Deterministic, and never an error: an error here fails the pod for good.
     #[must_use]
     pub fn preferred(
@@ -217,9 +220,10 @@ impl Offers {
         rest.sort_by_key(|id| {
             let known = places.get(*id);
             let free = known.is_some_and(|(_, offer)| offer.free);
+            let leaving = known.is_some_and(|(_, offer)| offer.leaving);
             let reserved = known.is_some_and(|(_, offer)| offer.reserved);
             let last = std::cmp::Reverse(known.map(|(place, _)| *place));
-            (reserved, !free, last)
+            (reserved, !free, leaving, last)
         });
         must_include
             .iter()

@@ -53,7 +53,9 @@ pub(crate) struct Motion {
     withdrawn_since: BTreeMap<UnitId, Duration>,
     /// Units that the count promised and that a lower limit keeps counted pods from: shown until they are gone.
     outgoing: BTreeSet<UnitId>,
-    /// Since when a unit is dark.
+    /// Units whose devices the published slice shows to claims; `None` while nobody says what is published.
+    shown_to_claims: Option<BTreeSet<UnitId>>,
+    /// Since when a unit is dark, and no slice shows its device to claims any more.
     dark_since: BTreeMap<UnitId, Duration>,
     turn: Option<Turn>,
     /// Until then pods may come that were scheduled while everything rested, since a counted pod ended the rest.
@@ -263,6 +265,13 @@ impl Transition {
         self.settle();
     }
 
+    /// Takes which devices the ResourceSlice in the API shows to claims: while it shows one, a claim may be on its way to
+    /// it.
+    pub fn observe_slice(&mut self, open: BTreeSet<UnitId>) {
+        self.pool.seen.motion.shown_to_claims = Some(open);
+        self.settle();
+    }
+
     /// The server that shows the own Node can't be reached: units stay as they are until it is back.
     pub fn observe_node_away(&mut self) {
         self.pool.seen.motion.node = NodeView::Away;
@@ -386,11 +395,19 @@ impl Transition {
         let motion = &mut self.pool.seen.motion;
         motion.outgoing = outgoing;
         motion.free_since.retain(|unit, _| free.contains_key(unit));
-        motion
-            .dark_since
-            .retain(|unit, _| free.get(unit) == Some(&Side::Dark));
-        for (unit, side) in free {
-            if side == Side::Dark {
+        let is_shown = |unit: &UnitId| {
+            let shown = motion.shown_to_claims.as_ref();
+            shown.is_some_and(|shown| shown.contains(unit))
+        };
+        let hidden: BTreeSet<&UnitId> = free
+            .iter()
+            .filter(|(unit, side)| **side == Side::Dark && !is_shown(unit))
+            .map(|(unit, _)| unit)
+            .collect();
+        motion.dark_since.retain(|unit, _| hidden.contains(unit));
+        let hidden: BTreeSet<UnitId> = hidden.into_iter().cloned().collect();
+        for unit in free.into_keys() {
+            if hidden.contains(&unit) {
                 motion.dark_since.entry(unit.clone()).or_insert(now);
             }
             motion.free_since.entry(unit).or_insert(now);
@@ -423,8 +440,7 @@ impl Transition {
     /// Takes a unit from the claims' side: once no claim can be on its way to it, it is the counted pods'.
     pub(crate) fn darken(&mut self, unit: &UnitId) {
         self.set_side(unit, Side::Dark);
-        let now = self.now.uptime;
-        self.pool.seen.motion.dark_since.insert(unit.clone(), now);
+        self.note_free();
     }
 
     pub(crate) fn set_side(&mut self, unit: &UnitId, side: Side) {

@@ -116,6 +116,8 @@ pub enum Observation {
     Leaving,
     /// The pods that wait and that this node could run; `None` while nobody may or can look.
     Demand(Option<Demand>),
+    /// The units whose devices the published slice shows to claims.
+    Slice(BTreeSet<UnitId>),
     /// The admin has changed what is offered.
     Settings(Settings),
 }

@@ -495,6 +495,7 @@ pub(super) fn observe(transition: &mut Transition, observation: Observation) {
         Observation::Rivals(rivals) => transition.observe_rivals(rivals),
         Observation::Leaving => transition.leave(),
         Observation::Demand(demand) => transition.observe_demand(demand),
+        Observation::Slice(open) => transition.observe_slice(open),
         Observation::Settings(settings) => transition.configure(settings),
     }
 }

@@ -1,14 +1,17 @@
-//! What tells the pool of claims and of pods that wait: each in the way that the configuration says.
+//! What tells the pool: of claims and of pods that wait, each in the way that the configuration says, and of whatever
+//! else changes now and then.
 
 use std::collections::BTreeSet;
 use std::future::Future;
+use std::time::Duration;
 
 use bridge_core::{Claims, NamedClaims, Standing};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
+use tracing::warn;
 
 use super::{Ended, Faces, Tasks, conditions};
-use crate::arbiter::Observation;
+use crate::arbiter::{Handle, Observation};
 use crate::config::live::Current;
 use crate::config::{Config, Demand, Notice};
 use crate::{dra, usage};
@@ -94,6 +97,39 @@ impl Faces<'_> {
                 }
             },
         ));
+    }
+}
+
+/// How long news that could not be taken waits: a full disk is not emptied by asking it.
+const AGAIN: Duration = Duration::from_secs(5);
+
+/// Tells the pool what a watch shows, each time that it changes, until it is taken.
+pub(super) async fn feed<T>(
+    name: &'static str,
+    mut seen: watch::Receiver<T>,
+    observation: impl Fn(&T) -> Option<Observation>,
+    handle: Handle,
+    stop: CancellationToken,
+) -> Ended {
+    loop {
+        let news = observation(&seen.borrow_and_update());
+        if let Some(news) = news
+            && let Err(failure) = handle.observe(news).await
+        {
+            warn!(error = %failure, feed = name, "news could not be taken; it is told again");
+            tokio::select! {
+                () = stop.cancelled() => return (name, Ok(())),
+                () = tokio::time::sleep(AGAIN) => continue,
+            }
+        }
+        tokio::select! {
+            () = stop.cancelled() => return (name, Ok(())),
+            changed = seen.changed() => if changed.is_err() {
+                // Who told it has ended, and says so itself.
+                stop.cancelled().await;
+                return (name, Ok(()));
+            }
+        }
     }
 }
 

@@ -4,18 +4,20 @@
 //! So these tasks end before the ledger is handed over, and begin anew should it come back. Everything else goes on
 //! until SIGTERM: the kubelet's streams stay open, and calls are passed on to the successor.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
+use bridge_core::UnitId;
 use kube::Client;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use super::{Ended, Tasks, why_it_ended};
+use super::{Ended, Tasks, feeds, why_it_ended};
 use crate::admin::{self, HandOver, Pages};
-use crate::arbiter::{Handle, TakenBack};
+use crate::arbiter::{Handle, Observation, TakenBack};
 use crate::cli::RunOptions;
 use crate::device_plugin::RegistrationState;
 use crate::{device_plugin, dra, uds, usage};
@@ -93,10 +95,18 @@ impl Reign {
         let node = self.options.node_name.clone();
         let (client, offers) = (self.client.clone(), self.handle.offers());
         let (state, stop) = (self.published.clone(), over.clone());
+        let (shown, shown_now) = watch::channel(None);
         tasks.spawn(async move {
-            dra::slices::run(client, node, offers, state, stop).await;
+            dra::slices::run(client, node, offers, state, shown, stop).await;
             ("slice publisher", Ok(()))
         });
+        tasks.spawn(feeds::feed(
+            "slice feed",
+            shown_now,
+            |shown: &Option<BTreeSet<UnitId>>| shown.clone().map(Observation::Slice),
+            self.handle.clone(),
+            over.clone(),
+        ));
         Ok(())
     }
 

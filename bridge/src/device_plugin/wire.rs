@@ -92,6 +92,7 @@ mod tests {
             health,
             numa_node,
             free: health == Health::Healthy,
+            leaving: false,
             reserved: false,
         }
     }

@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use bridge_core::{ClaimOffer, DeviceName, NAME_LIMIT, Offers, TaintEffect};
+use bridge_core::{ClaimOffer, DeviceName, NAME_LIMIT, Offers, TaintEffect, UnitId};
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::resource::v1::{Device, ResourcePool, ResourceSlice, ResourceSliceSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
@@ -113,12 +113,14 @@ enum Error {
 /// Needs the rights to get, list, watch, create, update and delete `resourceslices` in `resource.k8s.io`, and to get
 /// the own `nodes` object. Call it only while this process owns the node's ledger: two publishers would undo each
 /// other's writes. The slice stays when this ends.
-/// An API server that is away or says no is tried again, and `state` says so.
+/// An API server that is away or says no is tried again, and `state` says so. `shown` gets the units whose devices the
+/// slice in the API shows to claims, each time that it has become what the offers want.
 pub async fn run(
     client: Client,
     node: String,
     mut offers: watch::Receiver<Arc<Offers>>,
     state: watch::Sender<PublishState>,
+    shown: watch::Sender<Option<BTreeSet<UnitId>>>,
     shutdown: CancellationToken,
 ) {
     let (events, mut seen) = mpsc::channel(EVENT_BOUND);
@@ -155,7 +157,14 @@ pub async fn run(
                 publisher.take(event);
             }
             let wanted = Arc::clone(&offers.borrow_and_update());
-            publisher.publish(wanted.claims.as_deref()).await;
+            if publisher.publish(wanted.claims.as_deref()).await {
+                let open = open_units(&wanted);
+                shown.send_if_modified(|before| {
+                    let changed = before.as_ref() != Some(&open);
+                    *before = Some(open);
+                    changed
+                });
+            }
         }
     };
     tokio::select! {
@@ -163,6 +172,15 @@ pub async fn run(
         () = following => {}
         () = publishing => {}
     }
+}
+
+/// The units whose devices claims may be allocated.
+fn open_units(offers: &Offers) -> BTreeSet<UnitId> {
+    let claims = offers.claims.iter().flatten();
+    claims
+        .filter(|offer| offer.taint.is_none())
+        .map(|offer| offer.gpu.uuid.clone())
+        .collect()
 }
 
 async fn at(time: Option<Instant>) {
@@ -254,9 +272,10 @@ impl Publisher {
         }
     }
 
-    async fn publish(&mut self, wanted: Option<&[ClaimOffer]>) {
+    /// Whether the API shows now what is wanted.
+    async fn publish(&mut self, wanted: Option<&[ClaimOffer]>) -> bool {
         if self.known.is_none() {
-            return;
+            return false;
         }
         self.again = None;
         let done = match wanted {
@@ -280,9 +299,13 @@ impl Publisher {
                         .map(|probed| probed + PROBE_TAINTS)
                         .filter(|due| *due > Instant::now());
                 }
+                true
             }
-            Ok(None) => {}
-            Err(error) => self.fail(&error).await,
+            Ok(None) => false,
+            Err(error) => {
+                self.fail(&error).await;
+                false
+            }
         }
     }
 

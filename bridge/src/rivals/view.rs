@@ -79,6 +79,7 @@ mod tests {
                 health,
                 numa_node: None,
                 free: health == Health::Healthy,
+                leaving: false,
                 reserved: false,
             }
         };

@@ -36,6 +36,7 @@ fn offers(healthy: &[bool]) -> Offers {
         },
         numa_node: Some(1),
         free: *healthy,
+        leaving: false,
         reserved: false,
     };
     Offers {

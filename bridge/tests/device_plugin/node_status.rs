@@ -49,6 +49,7 @@ fn offers(healthy: u32, count: u32) -> Arc<Offers> {
             health: Health::Healthy,
             numa_node: None,
             free: true,
+            leaving: false,
             reserved: false,
         }
     });

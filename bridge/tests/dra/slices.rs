@@ -1,5 +1,6 @@
 //! What is published, and when it is written.
 
+use std::collections::BTreeSet;
 use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -24,6 +25,7 @@ struct Publishing {
     api: Server,
     offers: watch::Sender<Arc<Offers>>,
     state: watch::Receiver<PublishState>,
+    shown: watch::Receiver<Option<BTreeSet<UnitId>>>,
     shutdown: CancellationToken,
     _task: JoinHandle<()>,
 }
@@ -116,18 +118,21 @@ impl Publishing {
     fn start(api: Server, offers: Option<Vec<ClaimOffer>>) -> Self {
         let (offers, seen) = watch::channel(Arc::new(self::offers(offers)));
         let (sender, state) = watch::channel(PublishState::Waiting);
+        let (shown, shown_now) = watch::channel(None);
         let shutdown = CancellationToken::new();
         let task = tokio::spawn(slices::run(
             api.client(),
             NODE.to_owned(),
             seen,
             sender,
+            shown,
             shutdown.clone(),
         ));
         Self {
             api,
             offers,
             state,
+            shown: shown_now,
             shutdown,
             _task: task,
         }
@@ -146,6 +151,14 @@ impl Publishing {
     async fn until_published(&mut self) -> PublishState {
         self.until(|state| matches!(state, PublishState::Published { .. }))
             .await
+    }
+
+    /// Waits until it is told that the slice shows these GPUs to claims, and no others.
+    async fn until_shown(&mut self, numbers: &[u32]) {
+        let wanted: BTreeSet<UnitId> = numbers.iter().map(|number| gpu(*number).uuid).collect();
+        let waited = self.shown.wait_for(|shown| shown.as_ref() == Some(&wanted));
+        let shown = tokio::time::timeout(DEADLINE, waited).await;
+        drop(shown.expect("it is told in time").expect("the task runs"));
     }
 
     /// Waits until the slice has these devices with these taints.
@@ -387,6 +400,7 @@ async fn a_change_of_the_offers_is_one_write() {
     publishing
         .until_devices(&[("gpu-0", None), ("gpu-1", Some("Counted"))])
         .await;
+    publishing.until_shown(&[0]).await;
     publishing.offer(Some(vec![
         offer(0, None),
         offer(1, Some(TaintReason::Lost)),
@@ -693,8 +707,14 @@ async fn a_refused_write_is_told_and_tried_again() {
         "{error}"
     );
     assert!(error.contains("forbidden"), "{error}");
+    assert_eq!(
+        *publishing.shown.borrow(),
+        None,
+        "nothing is said to be shown that is not"
+    );
     publishing.api.allow("create", SLICES);
     publishing.until_published().await;
+    publishing.until_shown(&[0]).await;
 }
 
 #[tokio::test]
