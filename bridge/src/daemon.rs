@@ -145,17 +145,17 @@ impl Parts {
     /// Starts to decide and to serve: the ledger is ours.
     async fn serve(self, loaded: Loaded, tasks: &mut Tasks) -> anyhow::Result<Handle> {
         let pool = pool_of(loaded, &self.config.borrow().config.settings);
-        let cdi = Arc::new(CdiFiles::new(
+        let cdi = CdiFiles::new(
             self.options.cdi_dir.clone(),
             Roots {
                 dev_root: self.options.dev_root.clone(),
             },
-        ));
+        );
         // Read before the arbiter sweeps what the ledger does not name: on a node without a ledger it is evidence.
         let on_disk = OnDisk::of(&cdi);
         let probe = process_probe(self.nvml, &self.options, self.config.clone());
-        let (arbiter, handle) =
-            Arbiter::new(pool, Arc::clone(&self.store), cdi, probe, self.started);
+        let store = Arc::clone(&self.store);
+        let (arbiter, handle) = Arbiter::new(pool, store, Arc::new(cdi), probe, self.started);
         tasks.spawn(async move {
             arbiter.run().await;
             ("arbiter", Ok(()))
@@ -184,14 +184,7 @@ impl Parts {
             reign.keep_count(&mut owners, &over);
         }
         start_feeds(tasks, self.scans.clone(), &handle, &self.stop).await;
-        settings::start(
-            tasks,
-            &self.options,
-            self.current,
-            &handle,
-            &self.conditions,
-            &self.stop,
-        );
+        settings::start(tasks, self.current, &faces);
         let waiting = faces.report_ledger(tasks);
         let followed = faces.follow(tasks);
         let pods = followed.1.clone();

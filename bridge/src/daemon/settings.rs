@@ -3,12 +3,10 @@
 use std::path::Path;
 
 use tokio::sync::watch;
-use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
-use super::{Tasks, conditions, feeds};
-use crate::admin::Conditions;
-use crate::arbiter::{Handle, Observation};
+use super::{Faces, Tasks, conditions, feeds};
+use crate::arbiter::Observation;
 use crate::cli::RunOptions;
 use crate::config::live::{self, Current};
 use crate::store;
@@ -25,14 +23,9 @@ pub(super) fn read(options: &RunOptions) -> Result<Current, crate::config::Error
 }
 
 /// Follows the file, and tells the pool and the pages what it says.
-pub(super) fn start(
-    tasks: &mut Tasks,
-    options: &RunOptions,
-    current: watch::Sender<Current>,
-    handle: &Handle,
-    conditions: &Conditions,
-    stop: &CancellationToken,
-) {
+pub(super) fn start(tasks: &mut Tasks, current: watch::Sender<Current>, faces: &Faces<'_>) {
+    let (options, handle) = (faces.options, faces.handle);
+    let (conditions, stop) = (faces.conditions, faces.stop);
     let seen = current.subscribe();
     tasks.spawn(conditions::config(
         seen.clone(),
