@@ -32,6 +32,7 @@ mod log;
 mod mistakes;
 mod modes;
 mod peers;
+mod privileges;
 mod process;
 mod rebuild;
 mod restart_time;

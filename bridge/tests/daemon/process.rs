@@ -56,7 +56,7 @@ pub(crate) fn gpu_bridge() -> Command {
     quiet(Command::new(env!("CARGO_BIN_EXE_gpu-bridge")))
 }
 
-fn quiet(mut command: Command) -> Command {
+pub(crate) fn quiet(mut command: Command) -> Command {
     command.env_clear();
     if let Some(path) = std::env::var_os("PATH") {
         command.env("PATH", path);
