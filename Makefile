@@ -1,5 +1,5 @@
 # Every target is one line. `make test` is what CI runs; `make demo` is where to start.
-.PHONY: help setup check test demo cluster cluster-down cluster-build e2e e2e-containerd churn churn-long soak kills fuzz model model-long regen
+.PHONY: help setup check test demo cluster cluster-down cluster-build e2e e2e-containerd churn churn-long soak kills proof fuzz model model-long regen
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' Makefile | expand -t 18
@@ -46,6 +46,9 @@ soak: setup ## churn on one daemon for an hour, no cluster: memory, descriptors,
 kills: setup ## kill -9 of the daemon at every step and of the kubelet, no cluster, ten minutes: KILLS=500 SEED=1
 	@cargo test -p gpu-bridge --test daemon --no-run
 	@cargo test -q -p gpu-bridge --test daemon -- --ignored --exact kills::as_many_kills_as_wanted_lose_no_hold_and_invent_none --nocapture
+
+proof: setup cluster-build ## the numbers behind the promise on one page: a quarter of an hour
+	@tests/proof.sh
 
 fuzz: ## fuzz what is read of others, a minute each: FUZZ_SECONDS=60; needs a nightly compiler and cargo-fuzz, see fuzz/README.md
 	@fuzz/run.sh $${FUZZ_SECONDS:-60}

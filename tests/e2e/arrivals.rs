@@ -76,15 +76,17 @@ impl Arrivals {
     pub async fn end(self, name: &str, world: &World) {
         self.stop.cancel();
         let tally = self.task.await.expect("the arrivals do not panic");
+        let doubles = world.record().doubles();
         println!(
-            "| {name} | pods {} | ran {} | counted failed {} |",
+            "PROOF {name} under load: {} pods, {} ran, counted failed {}, doubled {}",
             tally.created,
             tally.ran,
-            tally.failed.values().sum::<usize>()
+            tally.failed.values().sum::<usize>(),
+            doubles.len()
         );
         assert!(tally.failed.is_empty(), "{:#?}", tally.failed);
         world.wait_all_free().await;
-        assert!(world.record().doubles().is_empty());
+        assert!(doubles.is_empty(), "{doubles:#?}");
     }
 }
 

@@ -33,6 +33,15 @@ pub async fn churn(world: &mut World, daemon: Daemon, load: &str, pods: usize) -
     let row = evidence.row(daemon.word());
     println!("{}\n{}", table::head(), table::line(&row));
     println!("{:#?}{}", row.words, trace::stories(&evidence, world));
+    println!(
+        "PROOF churn: {} pods of load {load} on {}: doubled {}, counted failed {}, evicted {}, daemon or kubelet killed {} times",
+        row.pods,
+        daemon.word(),
+        row.doubled.broken(),
+        row.counted_failed,
+        row.evicted,
+        row.blows
+    );
     (evidence, row)
 }
 
@@ -96,7 +105,6 @@ async fn kills_of_the_daemon_and_of_the_kubelet_under_churn_double_and_lose_noth
         return;
     };
     let (evidence, row) = churn(&mut world, Daemon::Bridge, "kills", 200).await;
-    println!("{} blows", row.blows);
     assert!(row.blows >= BLOWS, "only {} blows", row.blows);
     assert_nothing_doubled(&evidence, &row);
     assert_nothing_left(&world).await;
