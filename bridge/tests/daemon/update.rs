@@ -18,7 +18,7 @@ use testkit::{Phase, dial};
 
 use crate::process::Daemon;
 use crate::world::{
-    DRIVER, NAMESPACE, NODE, RESOURCE, SOON, World, ask, claim_uid, pod_uid, stays, until,
+    DRIVER, NAMESPACE, NODE, RESOURCE, SOON, World, ask, claim_uid, pod_uid, proof, stays, until,
 };
 
 /// The time in which a call is answered at the latest when nobody decides: 5 s, and a busy machine.
@@ -438,6 +438,52 @@ async fn a_daemon_that_is_leaving_still_hands_over_and_then_waits_no_longer_than
     world.start_daemon();
     world.ready().await;
     world.admit_unseen("on-its-way", 1).await.unwrap();
+}
+
+#[tokio::test]
+async fn before_kubernetes_1_37_the_end_of_the_old_daemon_is_a_gap_of_a_second_or_two() {
+    /// A second until the successor believes that its stream has ended, and a busy machine.
+    const GAP: Duration = Duration::from_secs(5);
+    let mut world = World::new(4).await;
+    world.flags().insert("--pod-uid", OLD.into());
+    world.start_kubelet().await;
+    world.kubelet().know_one_plugin_of_each();
+    world.start_daemon();
+    world.ready().await;
+    world.run_counted("a", 1).await;
+    let held = world.wait_for_holds("Bound", 1).await;
+    let healthy = world.kubelet().healthy(RESOURCE);
+    let successor = world.start_successor(NEW);
+    world.until_owner(NEW).await;
+    // Until here nothing is missing.
+    assert_eq!(world.kubelet().healthy(RESOURCE), healthy);
+    world.run_counted("b", 1).await;
+    world.end_pod("b").await;
+
+    let old = world.succeed(successor);
+    old.signal(Signal::TERM);
+    until("the kubelet has lost the list", SOON, async || {
+        world.kubelet().healthy(RESOURCE).is_empty()
+    })
+    .await;
+    let since = Instant::now();
+    let device = world.free_device().await;
+    world.run_claimant("c", &device).await;
+    until("the successor is registered again", SOON, async || {
+        world.kubelet().healthy(RESOURCE) == healthy
+    })
+    .await;
+    let gap = since.elapsed();
+    proof(&format!(
+        "updates: before Kubernetes 1.37 no GPU for counted pods for {} ms after the end of the old daemon",
+        gap.as_millis()
+    ));
+    assert!(gap < GAP, "{gap:?}");
+    let (status, said) = old.ended().await;
+    assert!(status.success(), "{status}: {said}");
+    let holds = world.holds().await;
+    assert!(held.iter().all(|hold| holds.contains(hold)), "{holds:?}");
+    world.run_counted("d", 1).await;
 }
 
 // --- When it goes wrong ---

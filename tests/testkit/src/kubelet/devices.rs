@@ -184,6 +184,18 @@ impl Devices {
             return;
         }
         self.connected.remove(resource);
+        self.mark_unhealthy(resource);
+    }
+
+    /// The same before 1.37, where a resource has one endpoint.
+    pub(crate) fn disconnect_all(&mut self, resource: &str) {
+        for gone in self.connected.remove(resource).unwrap_or_default().values() {
+            gone.stopped.store(true, Ordering::SeqCst);
+        }
+        self.mark_unhealthy(resource);
+    }
+
+    fn mark_unhealthy(&mut self, resource: &str) {
         let were_healthy = self
             .healthy
             .get_mut(resource)

@@ -91,6 +91,12 @@ impl Kubelet {
         Ok(kubelet)
     }
 
+    /// Behaves as a kubelet before 1.37 until the next restart: it knows one device plugin for each resource, and the
+    /// end of any plugin's stream is the end of the newest one. To be called before a plugin registers.
+    pub fn know_one_plugin_of_each(&self) {
+        self.session().clients.know_one_of_each();
+    }
+
     // --- The life of the process ---
 
     /// Ends the process: connections close, everything in memory is lost. Pods run on.

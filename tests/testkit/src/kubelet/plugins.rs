@@ -14,6 +14,7 @@ use legacy_proto::deviceplugin::device_plugin_client::DevicePluginClient;
 use legacy_proto::deviceplugin::registration_server::Registration;
 use legacy_proto::deviceplugin::{DIAL_TIMEOUT, Empty, RegisterRequest, VERSION};
 use tokio::net::UnixStream;
+use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
 use tonic::{Request, Response, Status};
 
@@ -28,18 +29,50 @@ const DIAL_PAUSE: Duration = Duration::from_millis(10);
 
 /// The clients that the registration server knows, by resource.
 #[derive(Debug, Default)]
-pub(crate) struct Clients(Mutex<BTreeMap<String, Vec<PathBuf>>>);
+pub(crate) struct Clients {
+    all: Mutex<BTreeMap<String, Vec<PathBuf>>>,
+    /// Before 1.37: what closes the connection of the one client of a resource. `None`: as in 1.37.
+    only: Mutex<Option<BTreeMap<String, CancellationToken>>>,
+}
 
 impl Clients {
+    /// Knows one client for each resource from now on, as before 1.37: whichever client's stream ends, the newest one's
+    /// connection is closed (kubernetes v1.36, `runClient` and `disconnectClient` in the same file).
+    pub(crate) fn know_one_of_each(&self) {
+        *lock(&self.only) = Some(BTreeMap::new());
+    }
+
+    /// The newest client of a resource; what closes its connection.
+    fn is_newest(&self, resource: &str) -> CancellationToken {
+        let close = CancellationToken::new();
+        if let Some(only) = lock(&self.only).as_mut() {
+            only.insert(resource.to_owned(), close.clone());
+        }
+        close
+    }
+
+    /// A client's stream has ended.
+    fn stream_ended(&self, session: &Session, resource: &str, socket: &Path) {
+        if let Some(only) = lock(&self.only).as_mut() {
+            if let Some(newest) = only.remove(resource) {
+                newest.cancel();
+                lock(&self.all).remove(resource);
+                lock(&session.devices).disconnect_all(resource);
+            }
+        } else if self.remove(resource, socket) {
+            lock(&session.devices).disconnect(resource, socket);
+        }
+    }
+
     fn add(&self, resource: &str, socket: &Path) {
-        let mut clients = lock(&self.0);
+        let mut clients = lock(&self.all);
         let sockets = clients.entry(resource.to_owned()).or_default();
         sockets.push(socket.to_owned());
     }
 
     /// Removes **all** clients of that socket, and says whether there was one.
     fn remove(&self, resource: &str, socket: &Path) -> bool {
-        let mut clients = lock(&self.0);
+        let mut clients = lock(&self.all);
         let Some(sockets) = clients.get_mut(resource) else {
             return false;
         };
@@ -85,16 +118,16 @@ async fn connect(session: &Arc<Session>, resource: &str, socket: PathBuf) -> Res
             return Err(error);
         }
     };
+    let close = session.clients.is_newest(resource);
     let session = Arc::clone(session);
     let resource = resource.to_owned();
     let tasks = session.tasks.clone();
     tasks.spawn(async move {
         tokio::select! {
             () = session.stop.cancelled() => {}
+            () = close.cancelled() => {}
             () = list_and_watch(&session, &resource, client) => {
-                if session.clients.remove(&resource, &socket) {
-                    lock(&session.devices).disconnect(&resource, &socket);
-                }
+                session.clients.stream_ended(&session, &resource, &socket);
             }
         }
     });
