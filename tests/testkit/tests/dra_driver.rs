@@ -96,7 +96,11 @@ async fn a_driver_whose_services_the_kubelet_does_not_know_is_told_so() {
         status.error
     );
     assert!(kubelet.drivers(DRIVER).is_empty());
-    assert_eq!(kubelet.registration_failures(), [status.error]);
+    // The driver is told before the kubelet has noted it.
+    eventually("the failure is noted", SOON, || {
+        kubelet.registration_failures() == [status.error.clone()]
+    })
+    .await;
 }
 
 #[tokio::test]
