@@ -233,8 +233,11 @@ mod tests {
     fn a_mode_that_closes_a_face_names_whom_it_waits_for() {
         let golden = include_str!("../../../tests/golden/status.json");
         let mut page: StatusPage = serde_json::from_str(golden).unwrap();
-        let waits = |page: &StatusPage| unfinished(page).collect::<Vec<_>>().join("\n") + "\n";
-        assert_eq!(waits(&page), "\n", "mode both closes nothing");
+        let waits = |page: &StatusPage| {
+            let lines = unfinished(page).map(|line| line.trim_start().to_owned() + "\n");
+            lines.collect::<String>()
+        };
+        assert_eq!(waits(&page), "", "mode both closes nothing");
         page.mode = "dra".to_owned();
         page.units[8].state = "Moving".to_owned();
         expect![[r#"
