@@ -214,7 +214,7 @@ impl Soak {
         Self {
             world,
             dice: Dice::new(seed, 0),
-            wave: Wave::Both,
+            wave: Wave::Claims,
             running: Vec::new(),
             counts: Counts::default(),
         }
