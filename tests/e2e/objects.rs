@@ -261,10 +261,15 @@ impl World {
         self.nudge_if_forbidden(pod).await;
     }
 
+    /// Whether the kubelet was forbidden to read a claim of the pod.
+    pub async fn was_forbidden(&self, pod: &str) -> bool {
+        let events = self.events(pod).await;
+        events.iter().any(|event| event.contains(LATE_AUTHORIZER))
+    }
+
     /// The same, if it is so now.
     pub async fn nudge_if_forbidden(&self, pod: &str) {
-        let events = self.events(pod).await;
-        if !events.iter().any(|event| event.contains(LATE_AUTHORIZER)) {
+        if !self.was_forbidden(pod).await {
             return;
         }
         println!("pod {pod} is changed, so that the kubelet asks for its claim again");
