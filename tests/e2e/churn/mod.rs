@@ -63,21 +63,25 @@ pub async fn assert_nothing_left(world: &World) {
 
 #[tokio::test]
 async fn four_hundred_pods_of_both_kinds_double_nothing_and_leave_nothing() {
-    /// Counted pods that failed and claim pods that were evicted. The goal is one of 1,000 pods, on a quiet machine.
-    const LOST_LIMIT: usize = 4;
-    let Some(mut world) = World::start(Setup::shared(8)).await else {
-        return;
-    };
-    let (evidence, row) = churn(&mut world, Daemon::Bridge, "high", 400).await;
-    assert_nothing_doubled(&evidence, &row);
-    assert!(
-        row.counted_failed + row.evicted <= LOST_LIMIT,
-        "failed {}, evicted {}: {:#?}",
-        row.counted_failed,
-        row.evicted,
-        row.words
-    );
-    assert_nothing_left(&world).await;
+    /// Counted pods that failed and claim pods that were evicted, in one run.
+    const LOST_LIMIT: usize = 1;
+    /// A machine that stands still for a third of a second makes a race that no daemon can prevent, so a run with more
+    /// than that is made once more. What is doubled or left over fails the test at once.
+    const RUNS: usize = 2;
+    let mut lost = Vec::new();
+    for _ in 0..RUNS {
+        let Some(mut world) = World::start(Setup::shared(8)).await else {
+            return;
+        };
+        let (evidence, row) = churn(&mut world, Daemon::Bridge, "high", 400).await;
+        assert_nothing_doubled(&evidence, &row);
+        assert_nothing_left(&world).await;
+        if row.counted_failed + row.evicted <= LOST_LIMIT {
+            return;
+        }
+        lost.push((row.counted_failed, row.evicted, row.words));
+    }
+    panic!("counted pods that failed, claim pods that were evicted, and why: {lost:#?}");
 }
 
 #[tokio::test]
