@@ -23,8 +23,9 @@ mod tests {
 
     use super::*;
 
-    /// A file takes a moment, however it is made: what takes longer than this on a busy machine grows faster than the file.
-    const A_MOMENT: Duration = Duration::from_secs(10);
+    /// A file takes a moment, however it is made: what takes longer than this, on the busiest machine, grows faster than
+    /// the file. What did was at work for hours.
+    const A_MOMENT: Duration = Duration::from_secs(60);
     /// As large as makes the difference, and no ConfigMap is much larger.
     const FILE_BYTES: usize = 100_000;
 
