@@ -169,7 +169,8 @@ impl World {
     fn shut_down(&mut self) -> Answer {
         self.references = self.references.checked_sub(1).ok_or(code::UNINITIALIZED)?;
         if self.references == 0 {
-            self.event_sets = EventSets::new();
+            // A client may unload the library now, and nobody would ever free what a static holds.
+            *self = Self::new();
         }
         Ok(())
     }
