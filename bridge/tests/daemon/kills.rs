@@ -510,7 +510,11 @@ impl Kills {
                 .map(|it| &it.unit)
                 .collect();
             let answer: BTreeSet<_> = first.iter().flatten().map(|it| device_in(it)).collect();
-            let is_kept = on_disk.iter().all(|unit| answer.contains(unit.as_str()));
+            // Its pod is dead, so what it had may go to a claim that was allocated it, and another unit be given.
+            let claimed = self.claimed();
+            let is_kept = on_disk
+                .iter()
+                .all(|unit| answer.contains(unit.as_str()) || claimed.contains(*unit));
             if first != second || !is_kept {
                 fault = Some(format!(
                     "{name}: {ids:?} is {on_disk:?} on disk; asked again {first:?}, then {second:?}"
@@ -519,6 +523,17 @@ impl Kills {
         }
         self.bury(name, ids).await;
         fault
+    }
+
+    /// The units that claims are allocated.
+    fn claimed(&self) -> BTreeSet<String> {
+        let book = self.book.borrow();
+        let pods = book.pods.values();
+        pods.filter_map(|pod| match &pod.of {
+            Of::Claim(unit) => Some(unit.clone()),
+            Of::Counted => None,
+        })
+        .collect()
     }
 
     async fn prepare_again(&self, name: &str, unit: &str, held: &[Hold]) -> Option<String> {
