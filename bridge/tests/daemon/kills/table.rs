@@ -6,6 +6,9 @@ use std::time::Duration;
 
 use super::book::Wrong;
 
+/// So many of a hundred kills may not come to their step.
+const MISSED_PERCENT: usize = 1;
+
 /// A line.
 #[derive(Debug, Default)]
 struct Row {
@@ -42,10 +45,14 @@ impl Table {
         self.longest = self.longest.max(took);
     }
 
-    /// Nothing was wrong, and every kill fell where it was to fall.
+    /// Nothing was wrong, and the kills fell where they were to fall: at each step at least once, and all but
+    /// [`MISSED_PERCENT`] of them. A step may not be come to in time where no GPU is free for it.
     pub(super) fn is_good(&self) -> bool {
         let mut rows = self.rows.values();
-        rows.all(|row| row.survived == row.kills && row.missed == 0)
+        let kills: usize = self.rows.values().map(|row| row.kills).sum();
+        let missed: usize = self.rows.values().map(|row| row.missed).sum();
+        let is_missed = missed * 100 > kills * MISSED_PERCENT;
+        !is_missed && rows.all(|row| row.survived == row.kills && row.missed < row.kills)
     }
 
     /// What was wrong, and the table.
