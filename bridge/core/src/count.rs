@@ -48,8 +48,7 @@ impl Pool {
 
     /// What counted pods hold, and what those in flight ask for.
     fn needed(&self) -> usize {
-        let in_flight = usize::try_from(self.counted_in_flight()).unwrap_or(usize::MAX);
-        self.held_through(Face::Legacy).saturating_add(in_flight)
+        self.held_through(Face::Legacy).saturating_add(self.due())
     }
 
     /// Whether a daemon that was told to stop may do so: no counted pod comes any more, and none is on its way. At

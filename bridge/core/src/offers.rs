@@ -199,7 +199,8 @@ impl Pool {
 
 impl Offers {
     /// Picks for `GetPreferredAllocation`: what must be in, then free ids from the tail of the list, those that are about
-    /// to leave after those that stay, then ids of counted pods, which the kubelet has given up if it offers them, then those whose unit a claim was allocated.
+    /// to leave after those that stay, then ids of counted pods, which the kubelet has given up if it offers them, then
+    /// those whose unit a claim was allocated.
     /// Deterministic, and never an error: an error here fails the pod for good.
     #[must_use]
     pub fn preferred(

@@ -299,6 +299,11 @@ impl Pool {
         in_flight.map(|(_, _, lacks)| lacks).sum()
     }
 
+    /// The same as a number of units: counted pods that are bound already find what they were bound on.
+    pub(crate) fn due(&self) -> usize {
+        usize::try_from(self.counted_in_flight()).unwrap_or(usize::MAX)
+    }
+
     /// When the units were given out that no listing has shown yet.
     fn granted_at(&self) -> Vec<Duration> {
         let mut times: Vec<Duration> = self
@@ -334,11 +339,9 @@ impl Pool {
         // Counted picks come from the tail of the list and claims from its head: each keeps its own end.
         match face {
             Face::Legacy => {
-                let over = free.len().saturating_sub(room);
-                let mut place = 0..;
-                free.retain(|unit| {
-                    place.next() >= Some(over) || self.seen.motion.is_outgoing(unit)
-                });
+                let rest = free.split_off(free.len().saturating_sub(room));
+                free.retain(|unit| self.seen.motion.is_outgoing(unit));
+                free.extend(rest);
             }
             Face::Dra => free.truncate(room),
         }

@@ -58,11 +58,6 @@ impl Pool {
             .count();
         (want, have)
     }
-
-    /// How many free units counted pods that are bound already ask for: they find what they were bound on.
-    fn due(&self) -> usize {
-        usize::try_from(self.counted_in_flight()).unwrap_or(usize::MAX)
-    }
 }
 
 impl Transition {
@@ -130,11 +125,12 @@ impl Transition {
         let claimable = tail().filter(|(_, it)| *it == Side::Dra);
         let chosen: Vec<_> = leaving.chain(claimable).take(lacking).collect();
         for (unit, side) in chosen {
-            if *side == Side::Dra {
-                self.darken(unit);
+            let way = if *side == Side::Dra {
+                Side::Dark
             } else {
-                self.set_side(unit, Side::Legacy);
-            }
+                Side::Legacy
+            };
+            self.set_side(unit, way);
         }
     }
 

@@ -307,8 +307,9 @@ impl Transition {
             self.pool.seen.motion.pause();
             return;
         }
+        let shares = self.pool.may_move();
         match self.pool.seen.motion.node {
-            NodeView::Shown(_) if self.pool.may_move() => {}
+            NodeView::Shown(_) if shares => {}
             NodeView::Shown(_) => {
                 self.head_for_share();
                 self.call_off();
@@ -317,22 +318,20 @@ impl Transition {
                 self.set_wake();
                 return;
             }
-            NodeView::NotYet if self.pool.may_move() => return,
+            NodeView::NotYet if shares => return,
             NodeView::NotYet => return self.head_for_share(),
             NodeView::Away => {
-                if !self.pool.may_move() {
+                if !shares {
                     self.head_for_share();
                 }
                 self.pool.seen.motion.pause();
                 return;
             }
-            NodeView::Blind if self.pool.may_move() && self.pool.seen.motion.was_shown => {
-                self.stand_still();
-                return;
-            }
             NodeView::Blind => {
                 self.stand_still();
-                self.rebalance(|_| true);
+                if !shares || !self.pool.seen.motion.was_shown {
+                    self.rebalance(|_| true);
+                }
                 return;
             }
         }
@@ -395,22 +394,26 @@ impl Transition {
         let motion = &mut self.pool.seen.motion;
         motion.outgoing = outgoing;
         motion.free_since.retain(|unit, _| free.contains_key(unit));
-        let is_shown = |unit: &UnitId| {
-            let shown = motion.shown_to_claims.as_ref();
-            shown.is_some_and(|shown| shown.contains(unit))
-        };
-        let hidden: BTreeSet<&UnitId> = free
-            .iter()
-            .filter(|(unit, side)| **side == Side::Dark && !is_shown(unit))
+        for unit in free.into_keys() {
+            motion.free_since.entry(unit).or_insert(now);
+        }
+        self.note_dark();
+    }
+
+    fn note_dark(&mut self) {
+        let free = self.pool.free_units();
+        let now = self.now.uptime;
+        let motion = &mut self.pool.seen.motion;
+        let shown = motion.shown_to_claims.as_ref();
+        let is_shown = |unit: &UnitId| shown.is_some_and(|shown| shown.contains(unit));
+        let dark: BTreeSet<UnitId> = free
+            .into_iter()
+            .filter(|(unit, side)| *side == Side::Dark && !is_shown(unit))
             .map(|(unit, _)| unit)
             .collect();
-        motion.dark_since.retain(|unit, _| hidden.contains(unit));
-        let hidden: BTreeSet<UnitId> = hidden.into_iter().cloned().collect();
-        for unit in free.into_keys() {
-            if hidden.contains(&unit) {
-                motion.dark_since.entry(unit.clone()).or_insert(now);
-            }
-            motion.free_since.entry(unit).or_insert(now);
+        motion.dark_since.retain(|unit, _| dark.contains(unit));
+        for unit in dark {
+            motion.dark_since.entry(unit).or_insert(now);
         }
     }
 
@@ -435,12 +438,6 @@ impl Transition {
         };
         self.set_side(unit, way);
         self.pool.seen.motion.outgoing.insert(unit.clone());
-    }
-
-    /// Takes a unit from the claims' side: once no claim can be on its way to it, it is the counted pods'.
-    pub(crate) fn darken(&mut self, unit: &UnitId) {
-        self.set_side(unit, Side::Dark);
-        self.note_free();
     }
 
     pub(crate) fn set_side(&mut self, unit: &UnitId, side: Side) {
@@ -484,8 +481,7 @@ impl Transition {
                 Side::Lowering | Side::Yielding | Side::Dark => {}
             }
         }
-        let need = usize::try_from(self.pool.counted_in_flight()).unwrap_or(usize::MAX);
-        let need = need.saturating_sub(counted).min(rest.len());
+        let need = self.pool.due().saturating_sub(counted).min(rest.len());
         for unit in rest.split_off(rest.len() - need) {
             self.set_side(&unit, Side::Legacy);
         }
@@ -528,8 +524,7 @@ impl Transition {
         }
         let free = self.pool.free_units();
         let counted = on(&free, Side::Legacy);
-        let due = usize::try_from(self.pool.counted_in_flight()).unwrap_or(usize::MAX);
-        let spare = counted.len().saturating_sub(due);
+        let spare = counted.len().saturating_sub(self.pool.due());
         for unit in counted.into_iter().take(spare) {
             self.set_side(unit, Side::Lowering);
         }
@@ -740,7 +735,7 @@ impl Transition {
             self.set_side(unit, Side::Lowering);
         }
         for unit in &to_legacy {
-            self.darken(unit);
+            self.set_side(unit, Side::Dark);
         }
         !to_dra.is_empty() || !to_legacy.is_empty()
     }
@@ -750,6 +745,7 @@ impl Transition {
         let pace = self.pool.settings.pace;
         let free = self.pool.free_units();
         self.note_withdrawn();
+        self.note_dark();
         let motion = &self.pool.seen.motion;
         let mut times: Vec<Duration> = Vec::new();
         if let Some(lowered) = motion.lowered_since {

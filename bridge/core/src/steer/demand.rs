@@ -242,7 +242,7 @@ impl Transition {
     /// What is free and not on its way to a counted pod that is bound already.
     fn left_for_demand(&self) -> Left {
         let pool = &self.pool;
-        let due = usize::try_from(pool.counted_in_flight()).unwrap_or(usize::MAX);
+        let due = pool.due();
         let units = pool.free_units().len().saturating_sub(due);
         Left {
             units,
@@ -290,7 +290,7 @@ impl Transition {
     /// Begins the moves that bring each side what is meant for it: first out of what rests, then from the other side,
     /// as far as that has more than is meant for it.
     pub(super) fn move_for(&mut self, meant: &Meant, dwelt: &[(UnitId, Side)]) {
-        let due = usize::try_from(self.pool.counted_in_flight()).unwrap_or(usize::MAX);
+        let due = self.pool.due();
         let free = self.pool.free_units();
         let mut counted = on(&free, Side::Legacy).len().saturating_sub(due);
         let mut claimable = on(&free, Side::Dra).len();
