@@ -89,9 +89,9 @@ impl Faces<'_> {
                             .await
                             .map_err(anyhow::Error::from),
                         Demand::Turns => {
-                            handle.observe(Observation::Demand(None)).await?;
-                            stop.cancelled().await;
-                            Ok(())
+                            let (_, nobody_looks) = watch::channel(());
+                            let unknown = |&(): &()| Some(Observation::Demand(None));
+                            feed("demand", nobody_looks, unknown, handle, stop).await.1
                         }
                     }
                 }

@@ -12,7 +12,12 @@ use crate::world::{RESOURCE, SOON, World, claim_uid, pod_uid, skipped, until};
 
 /// A node whose daemon can be kept from writing files.
 async fn limited(gpus: u32) -> World {
+    limited_and_configured(gpus, "").await
+}
+
+async fn limited_and_configured(gpus: u32, config: &str) -> World {
     let mut world = World::new(gpus).await;
+    world.configure(config);
     world.start_kubelet().await;
     let daemon = Daemon::spawn_to_be_limited(world.flags());
     world.adopt(daemon);
@@ -102,6 +107,29 @@ async fn a_pod_that_ends_while_the_disk_is_full_gives_its_gpu_back_when_there_is
     world.end_pod("b").await;
     until("both are free", SOON, async || {
         world.holds().await.is_empty()
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_configuration_that_changes_while_the_disk_is_full_is_in_force_when_there_is_room() {
+    let mut world = limited_and_configured(2, "offers: {demand: watch}\n").await;
+    world.run_counted("a", 1).await;
+    world.wait_for_holds("Bound", 1).await;
+    world.daemon().limit_files(Some(0));
+    world.end_pod("a").await;
+    world.configure("mode: legacy\n");
+    let log = world.log();
+    until("the change could not be taken", SOON, async || {
+        log.has("news could not be taken")
+    })
+    .await;
+    assert!(world.daemon_mut().status().is_none(), "it runs on");
+    assert_eq!(world.status().await["mode"], "both");
+
+    world.daemon().limit_files(None);
+    until("the new mode is in force", SOON, async || {
+        world.status().await["mode"] == "legacy" && world.holds().await.is_empty()
     })
     .await;
 }
