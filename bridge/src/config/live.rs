@@ -22,31 +22,18 @@ const LOOK_PERIOD: Duration = Duration::from_secs(10);
 /// So long after an event the file is read: who writes it in steps is done by then.
 const WRITING: Duration = Duration::from_millis(100);
 
-/// What the file says.
-#[derive(Debug, Clone)]
+/// A text that was looked at; `Err`: it could not be read.
+type Seen = Result<String, io::ErrorKind>;
+
+/// What the file says. The default is what holds without a file.
+#[derive(Debug, Clone, Default)]
 pub struct Current {
     /// What is in force.
     pub config: Arc<Config>,
     /// Why the newest file is not, with all its mistakes; `None`: it is.
     pub rejected: Option<String>,
-    /// The text that was looked at last; `Err`: it could not be read.
-    seen: Option<Result<String, io::ErrorKind>>,
-}
-
-impl Default for Current {
-    fn default() -> Self {
-        Self::of(Config::default())
-    }
-}
-
-impl Current {
-    fn of(config: Config) -> Self {
-        Self {
-            config: Arc::new(config),
-            rejected: None,
-            seen: None,
-        }
-    }
+    /// The text that was looked at last.
+    seen: Option<Seen>,
 }
 
 /// Reads the file at the start of the daemon. If it is not good, the last good one is in force, if there was one.
@@ -55,25 +42,23 @@ impl Current {
 /// The file is not good, and no good one was kept.
 pub fn at_start(path: &Path, kept: &Path) -> Result<Current, Error> {
     let text = load::read(path);
-    let seen = Some(text.as_ref().cloned().map_err(io::Error::kind));
-    let error = match load::interpret(path, text) {
-        Ok((config, _)) => {
-            return Ok(Current {
-                seen,
-                ..Current::of(config)
-            });
-        }
-        Err(error) => error,
+    let seen = Some(seen(&text));
+    let (config, rejected) = match load::interpret(path, text) {
+        Ok(config) => (config, None),
+        Err(error) => match load::load(kept) {
+            Ok(config) => (config, Some(tell(&error))),
+            Err(_) => return Err(error),
+        },
     };
-    let Ok((config, _)) = load::interpret(kept, load::read(kept)) else {
-        return Err(error);
-    };
-    let rejected = tell(&error);
     Ok(Current {
-        rejected: Some(rejected),
+        config: Arc::new(config),
+        rejected,
         seen,
-        ..Current::of(config)
     })
+}
+
+fn seen(text: &io::Result<String>) -> Seen {
+    text.as_ref().cloned().map_err(io::Error::kind)
 }
 
 /// Follows the file until it is told to stop. A good text is handed to `keep`, for the next start.
@@ -128,17 +113,20 @@ fn watch_folder(path: &Path, told: mpsc::Sender<()>) -> Option<RecommendedWatche
 
 fn look(path: &Path, keep: &impl Fn(&str), current: &watch::Sender<Current>) {
     let text = load::read(path);
-    let seen = Some(text.as_ref().cloned().map_err(io::Error::kind));
+    let seen = Some(seen(&text));
     if current.borrow().seen == seen {
         return;
     }
     match load::interpret(path, text) {
-        Ok((config, text)) => {
+        Ok(config) => {
             info!(path = %path.display(), mode = config.settings.mode.as_str(), "the configuration has changed and is in force");
-            keep(&text);
+            if let Some(Ok(text)) = &seen {
+                keep(text);
+            }
             current.send_replace(Current {
+                config: Arc::new(config),
+                rejected: None,
                 seen,
-                ..Current::of(config)
             });
         }
         Err(error) => {

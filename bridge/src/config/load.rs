@@ -45,11 +45,11 @@ pub enum Error {
 /// # Errors
 /// See [`Error`]; whatever held before goes on holding.
 pub fn load(path: &Path) -> Result<Config, Error> {
-    interpret(path, read(path)).map(|(config, _)| config)
+    interpret(path, read(path))
 }
 
-/// What the text of a file means, with the text.
-pub(super) fn interpret(path: &Path, text: io::Result<String>) -> Result<(Config, String), Error> {
+/// What the text of a file means.
+pub(super) fn interpret(path: &Path, text: io::Result<String>) -> Result<Config, Error> {
     let text = text.map_err(|source| Error::Unreadable {
         path: path.to_owned(),
         source,
@@ -58,11 +58,10 @@ pub(super) fn interpret(path: &Path, text: io::Result<String>) -> Result<(Config
         path: path.to_owned(),
         source: source.into(),
     })?;
-    let config = outcome.map_err(|mistakes| Error::Mistakes {
+    outcome.map_err(|mistakes| Error::Mistakes {
         path: path.to_owned(),
         mistakes,
-    })?;
-    Ok((config, text))
+    })
 }
 
 /// What a configuration file means, for an admin who checks it before it is rolled out.
