@@ -17,21 +17,37 @@ use crate::{device_plugin, dra};
 /// Sets a condition to what `say` makes of each new value of a watch.
 async fn follow<T, M: Into<Met>>(
     name: ConditionName,
-    mut seen: watch::Receiver<T>,
+    seen: watch::Receiver<T>,
     conditions: Conditions,
     stop: CancellationToken,
     say: impl Fn(&T) -> (M, String),
 ) -> Ended {
+    // A second one of which nothing ever comes.
+    let (_never, nothing) = watch::channel(());
+    let seen = (seen, nothing);
+    follow_both(name, seen, conditions, stop, |seen, ()| say(seen)).await
+}
+
+/// The same of two watches.
+async fn follow_both<A, B, M: Into<Met>>(
+    name: ConditionName,
+    (mut one, mut other): (watch::Receiver<A>, watch::Receiver<B>),
+    conditions: Conditions,
+    stop: CancellationToken,
+    say: impl Fn(&A, &B) -> (M, String),
+) -> Ended {
     loop {
-        let (met, message) = say(&seen.borrow_and_update());
+        let (met, message) = say(&one.borrow_and_update(), &other.borrow_and_update());
         conditions.set(name, met, message);
-        tokio::select! {
+        let changed = tokio::select! {
             () = stop.cancelled() => return (name.as_str(), Ok(())),
-            changed = seen.changed() => if changed.is_err() {
-                // The task that told it has ended, and says so itself.
-                stop.cancelled().await;
-                return (name.as_str(), Ok(()));
-            }
+            changed = one.changed() => changed,
+            changed = other.changed() => changed,
+        };
+        if changed.is_err() {
+            // The task that told it has ended, and says so itself.
+            stop.cancelled().await;
+            return (name.as_str(), Ok(()));
         }
     }
 }
@@ -184,38 +200,31 @@ pub(super) async fn node_status(
 
 /// Whoever waits need not be known for pods to be served: without that free units move by turns.
 pub(super) async fn demand(
-    mut seen: watch::Receiver<DemandState>,
-    mut config: watch::Receiver<Current>,
+    seen: watch::Receiver<DemandState>,
+    config: watch::Receiver<Current>,
     conditions: Conditions,
     stop: CancellationToken,
 ) -> Ended {
-    let name = ConditionName::DemandTended;
-    loop {
-        let (met, message) = match config.borrow_and_update().config.demand {
-            Demand::Turns => (
+    follow_both(
+        ConditionName::DemandTended,
+        (seen, config),
+        conditions,
+        stop,
+        |state, current| match (current.config.demand, state) {
+            (Demand::Turns, _) => (
                 Met::Fully,
                 "free GPUs move by turns: offers.demand is turns".to_owned(),
             ),
-            Demand::Watch => {
-                let state = seen.borrow_and_update();
-                let met = match &*state {
-                    DemandState::Known => Met::Fully,
-                    DemandState::Starting
-                    | DemandState::NoDemandRight { .. }
-                    | DemandState::Unseen { .. } => Met::Partly(state.reason()),
-                };
-                (met, state.to_string())
-            }
-        };
-        conditions.set(name, met, message);
-        tokio::select! {
-            () = stop.cancelled() => return (name.as_str(), Ok(())),
-            changed = seen.changed() => if changed.is_err() { break },
-            changed = config.changed() => if changed.is_err() { break },
-        }
-    }
-    stop.cancelled().await;
-    (name.as_str(), Ok(()))
+            (Demand::Watch, state @ DemandState::Known) => (Met::Fully, state.to_string()),
+            (
+                Demand::Watch,
+                state @ (DemandState::Starting
+                | DemandState::NoDemandRight { .. }
+                | DemandState::Unseen { .. }),
+            ) => (Met::Partly(state.reason()), state.to_string()),
+        },
+    )
+    .await
 }
 
 /// A file that is not used is no reason not to serve: what was good goes on.
@@ -247,37 +256,34 @@ pub(super) async fn config(
 
 /// The API server, judged by the two watches that decisions need.
 pub(super) async fn api(
-    mut claims: watch::Receiver<Option<Claims>>,
-    mut pods: watch::Receiver<Option<Pods>>,
+    claims: watch::Receiver<Option<Claims>>,
+    pods: watch::Receiver<Option<Pods>>,
     conditions: Conditions,
     stop: CancellationToken,
 ) -> Ended {
-    let name = ConditionName::ApiServerReachable;
-    loop {
-        let claims_known = claims.borrow_and_update().is_some();
-        let pods_known = pods.borrow_and_update().is_some();
-        let (ok, message) = match (claims_known, pods_known) {
-            (true, true) => (true, "claims and pods are in sync"),
-            (false, true) => (
-                false,
-                "the ResourceClaims of this node are not known: the API server does not answer, or a right to resourceclaims is missing: get, and, unless offers.notice is bind, list and watch",
-            ),
-            (true, false) => (
-                false,
-                "the pods of this node are not known: neither the API server nor the kubelet's Pods API answers",
-            ),
-            (false, false) => (
-                false,
-                "the API server does not answer; what runs goes on, and counted pods are served",
-            ),
-        };
-        conditions.set(name, ok, message);
-        tokio::select! {
-            () = stop.cancelled() => return (name.as_str(), Ok(())),
-            changed = claims.changed() => if changed.is_err() { break },
-            changed = pods.changed() => if changed.is_err() { break },
-        }
-    }
-    stop.cancelled().await;
-    (name.as_str(), Ok(()))
+    follow_both(
+        ConditionName::ApiServerReachable,
+        (claims, pods),
+        conditions,
+        stop,
+        |claims, pods| {
+            let (ok, message) = match (claims, pods) {
+                (Some(_), Some(_)) => (true, "claims and pods are in sync"),
+                (None, Some(_)) => (
+                    false,
+                    "the ResourceClaims of this node are not known: the API server does not answer, or a right to resourceclaims is missing: get, and, unless offers.notice is bind, list and watch",
+                ),
+                (Some(_), None) => (
+                    false,
+                    "the pods of this node are not known: neither the API server nor the kubelet's Pods API answers",
+                ),
+                (None, None) => (
+                    false,
+                    "the API server does not answer; what runs goes on, and counted pods are served",
+                ),
+            };
+            (ok, message.to_owned())
+        },
+    )
+    .await
 }
