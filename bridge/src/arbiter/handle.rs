@@ -43,6 +43,24 @@ impl Error {
             Self::Stopping => "Stopping",
         }
     }
+
+    /// The pod that decides in the place of this daemon.
+    #[must_use]
+    pub fn successor(&self) -> Option<&PodUid> {
+        match self {
+            Self::NotOwner(successor) => Some(successor),
+            Self::NotSaved(_) | Self::NoCdiFile(_) | Self::Stopping => None,
+        }
+    }
+}
+
+/// Whether the pool has taken what was seen.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Told {
+    /// It has.
+    Taken,
+    /// It could not, and nothing has changed: what is seen then is told later. The arbiter has said so in the log.
+    NotTaken(Error),
 }
 
 /// A unit given to a counted pod.
@@ -266,6 +284,20 @@ impl Handle {
     /// The ledger could not be saved, or the daemon is stopping.
     pub async fn observe(&self, observation: Observation) -> Result<(), Error> {
         self.ask(|reply| Call::Observe { observation, reply }).await
+    }
+
+    /// The same for those who go on seeing, and tell again what was not taken.
+    ///
+    /// # Errors
+    /// [`Error::Stopping`] only.
+    pub async fn tell(&self, observation: Observation) -> Result<Told, Error> {
+        match self.observe(observation).await {
+            Ok(()) => Ok(Told::Taken),
+            Err(error @ (Error::NotSaved(_) | Error::NoCdiFile(_) | Error::NotOwner(_))) => {
+                Ok(Told::NotTaken(error))
+            }
+            Err(Error::Stopping) => Err(Error::Stopping),
+        }
     }
 
     /// Gives the ledger to a successor: the calls that are here are decided and saved, and then the lock is let go.

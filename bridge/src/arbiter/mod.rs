@@ -11,7 +11,7 @@ mod task;
 pub use gate::OpenAllocate;
 pub use handle::{
     AllocateReply, Call, Error, GrantedDevice, Handle, Observation, PrepareReply, PreparedReply,
-    TakenBack,
+    TakenBack, Told,
 };
 pub use rehearsal::Rehearsal;
 pub use task::{Arbiter, ProcessProbe};

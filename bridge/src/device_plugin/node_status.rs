@@ -421,16 +421,9 @@ impl Keeper {
             Told::Count(count) => Observation::Node(count),
             Told::Away => Observation::NodeAway,
         };
-        match self.inputs.handle.observe(observation).await {
-            Ok(()) => self.told = Some(told),
-            Err(
-                arbiter::Error::NotSaved(_)
-                | arbiter::Error::NoCdiFile(_)
-                | arbiter::Error::NotOwner(_),
-            ) => {
-                self.look_again(Instant::now() + TELL_AGAIN);
-            }
-            Err(arbiter::Error::Stopping) => return Err(arbiter::Error::Stopping),
+        match self.inputs.handle.tell(observation).await? {
+            arbiter::Told::Taken => self.told = Some(told),
+            arbiter::Told::NotTaken(_) => self.look_again(Instant::now() + TELL_AGAIN),
         }
         Ok(())
     }

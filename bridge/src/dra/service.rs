@@ -213,8 +213,7 @@ impl Service {
         if let Some(answer) = answer {
             return Some(answer.map_err(Why::Successor));
         }
-        let is_handed_over = matches!(error, arbiter::Error::NotOwner(_));
-        if is_handed_over && held.lasts(&self.shutdown).await {
+        if error.successor().is_some() && held.lasts(&self.shutdown).await {
             return None;
         }
         Some(Err(Why::Arbiter {
@@ -234,13 +233,9 @@ impl Service {
                 }
                 Err(error) => error,
             };
-            let answer = match &error {
-                arbiter::Error::NotOwner(successor) => {
-                    self.successors.unprepare(successor, claim).await
-                }
-                arbiter::Error::NotSaved(_)
-                | arbiter::Error::NoCdiFile(_)
-                | arbiter::Error::Stopping => None,
+            let answer = match error.successor() {
+                Some(successor) => self.successors.unprepare(successor, claim).await,
+                None => None,
             };
             let failed = Failed {
                 claim,
@@ -283,13 +278,9 @@ impl Service {
                 Ok(PrepareReply::Refused(refusal)) => return Err(Why::Refused(refusal)),
                 Ok(PrepareReply::Wait(refusal)) => refusal,
                 Err(error) => {
-                    let answer = match &error {
-                        arbiter::Error::NotOwner(successor) => {
-                            self.successors.prepare(successor, claim).await
-                        }
-                        arbiter::Error::NotSaved(_)
-                        | arbiter::Error::NoCdiFile(_)
-                        | arbiter::Error::Stopping => None,
+                    let answer = match error.successor() {
+                        Some(successor) => self.successors.prepare(successor, claim).await,
+                        None => None,
                     };
                     let failed = Failed {
                         claim,

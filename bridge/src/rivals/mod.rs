@@ -26,7 +26,7 @@ use futures::future::BoxFuture;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
-use crate::arbiter::{self, Handle, Observation};
+use crate::arbiter::{self, Handle, Observation, Told};
 use sockets::{Folder, Kind};
 use view::{Verdict, View};
 
@@ -164,16 +164,9 @@ impl Lookout {
         self.register_after(Face::Dra, claims);
         let contested = !self.handle.status().borrow().rivals.is_empty();
         if contested || !rivals.is_empty() {
-            match self.handle.observe(Observation::Rivals(rivals)).await {
-                // What could not be saved is told anew with the next look.
-                Ok(())
-                | Err(
-                    arbiter::Error::NotSaved(_)
-                    | arbiter::Error::NoCdiFile(_)
-                    | arbiter::Error::NotOwner(_),
-                ) => {}
-                Err(error @ arbiter::Error::Stopping) => return Err(error),
-            }
+            // What could not be saved is told anew with the next look.
+            let (Told::Taken | Told::NotTaken(_)) =
+                self.handle.tell(Observation::Rivals(rivals)).await?;
         }
         Ok(())
     }

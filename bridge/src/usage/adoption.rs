@@ -16,8 +16,8 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::checkpoint::{self, Devices};
-use super::{LOG_AGAIN, PodResources, Told, chain, tell};
-use crate::arbiter::{self, Handle, Observation};
+use super::{LOG_AGAIN, PodResources, chain};
+use crate::arbiter::{self, Handle, Observation, Told};
 use crate::uds::Throttle;
 
 /// Time between two attempts. The files are small, and each attempt is one List.
@@ -116,7 +116,7 @@ async fn tell_ids(
     told: &mut Option<BTreeSet<DeviceId>>,
 ) -> Result<(), arbiter::Error> {
     if told.as_ref() != Some(&ids)
-        && tell(handle, Observation::KubeletIds(ids.clone())).await? == Told::Taken
+        && handle.tell(Observation::KubeletIds(ids.clone())).await? == Told::Taken
     {
         *told = Some(ids);
     }
@@ -130,10 +130,13 @@ async fn take_over(
     voice: &mut Voice,
 ) -> Result<(), arbiter::Error> {
     match gather(inputs, handle, devices).await {
-        Ok(adoption) => match tell(handle, Observation::Adoption(Box::new(adoption))).await? {
+        Ok(adoption) => match handle
+            .tell(Observation::Adoption(Box::new(adoption)))
+            .await?
+        {
             // Whether it serves is seen by the loop.
             Told::Taken => {}
-            Told::NotTaken => voice.say(&inputs.waiting, "the ledger can't be saved"),
+            Told::NotTaken(_) => voice.say(&inputs.waiting, "the ledger can't be saved"),
         },
         Err(missing) => voice.say(&inputs.waiting, &missing.join("; ")),
     }
@@ -178,7 +181,8 @@ async fn gather(
     };
     let names = names_in_use(&inputs.cdi_minors, &claims, &minors);
     if !names.is_empty() {
-        tell(handle, Observation::Names(names))
+        handle
+            .tell(Observation::Names(names))
             .await
             .map_err(|error| vec![error.to_string()])?;
     }

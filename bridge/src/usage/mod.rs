@@ -29,8 +29,6 @@ pub use processes::{pod_of_process, process_name};
 #[cfg(any(test, fuzzing))]
 pub use hostile::read_checkpoints;
 
-use crate::arbiter::{self, Handle, Observation};
-
 /// The extended resource of counted pods.
 const RESOURCE: &str = "nvidia.com/gpu";
 
@@ -42,31 +40,6 @@ const LOG_AGAIN: Duration = Duration::from_secs(60);
 
 /// When the arbiter could not save what it was told, it is told again after this. A full disk stays full for a while.
 const TELL_AGAIN: Duration = Duration::from_secs(1);
-
-/// Whether the pool took an observation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Told {
-    /// It did.
-    Taken,
-    /// The ledger could not be saved; nothing has changed. The arbiter has said so in the log.
-    NotTaken,
-}
-
-/// Tells the arbiter.
-///
-/// # Errors
-/// [`arbiter::Error::Stopping`] only.
-async fn tell(handle: &Handle, observation: Observation) -> Result<Told, arbiter::Error> {
-    match handle.observe(observation).await {
-        Ok(()) => Ok(Told::Taken),
-        Err(
-            arbiter::Error::NotSaved(_)
-            | arbiter::Error::NoCdiFile(_)
-            | arbiter::Error::NotOwner(_),
-        ) => Ok(Told::NotTaken),
-        Err(arbiter::Error::Stopping) => Err(arbiter::Error::Stopping),
-    }
-}
 
 /// An error with all its causes, in one line.
 fn chain(error: &dyn std::error::Error) -> String {

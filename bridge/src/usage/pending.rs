@@ -27,8 +27,8 @@ use tracing::{info, warn};
 use self::book::{Answer, Book};
 use self::claims::{ClaimSpec, Class};
 use self::shape::Seen;
-use super::{TELL_AGAIN, Told, tell};
-use crate::arbiter::{self, Handle, Observation};
+use super::TELL_AGAIN;
+use crate::arbiter::{self, Handle, Observation, Told};
 use crate::follow::{self, After, Trouble, chain};
 
 /// Objects per page of a list.
@@ -241,9 +241,13 @@ impl Desk {
         if self.told.as_ref() == Some(&demand) {
             return Ok(());
         }
-        match tell(&self.handle, Observation::Demand(demand.clone())).await? {
+        match self
+            .handle
+            .tell(Observation::Demand(demand.clone()))
+            .await?
+        {
             Told::Taken => self.told = Some(demand),
-            Told::NotTaken => self.look_at = now + TELL_AGAIN,
+            Told::NotTaken(_) => self.look_at = now + TELL_AGAIN,
         }
         Ok(())
     }

@@ -24,8 +24,8 @@ use tracing::{debug, info, warn};
 
 pub use about::{AskAbout, ask_about};
 
-use super::{DRIVER, LOG_AGAIN, RESOURCE, Told, status_text, tell};
-use crate::arbiter::{self, Handle, Observation};
+use super::{DRIVER, LOG_AGAIN, RESOURCE, status_text};
+use crate::arbiter::{self, Handle, Observation, Told};
 use crate::uds::{self, Throttle};
 
 /// How long a List may take. The kubelet answers from memory within milliseconds; rule 5 asks inside an `Allocate`,
@@ -297,8 +297,8 @@ async fn ask_for_ever(
             Ok(listing) => {
                 trouble.over();
                 // What could not be saved is told anew with the next answer.
-                let (Told::Taken | Told::NotTaken) =
-                    tell(handle, Observation::Listing(listing)).await?;
+                let (Told::Taken | Told::NotTaken(_)) =
+                    handle.tell(Observation::Listing(listing)).await?;
             }
             Err(error) => trouble.about(&error),
         }

@@ -26,8 +26,8 @@ use tracing::{info, warn};
 
 pub(super) use self::api::shown;
 use self::shape::Shown;
-use super::{TELL_AGAIN, Told, tell};
-use crate::arbiter::{self, Handle, Observation};
+use super::TELL_AGAIN;
+use crate::arbiter::{self, Handle, Observation, Told};
 
 /// The last list counts this long after its source was lost. It must stay well below the 10 s after which a grant
 /// that nobody can own is ended: an older list may not know the pod.
@@ -123,9 +123,9 @@ async fn tell_for_ever(
                 }
                 book.name_claims(pods.as_ref(), &out.claims);
                 due = now + TELL_PERIOD;
-                match tell(&handle, Observation::Pods(pods.clone())).await? {
+                match handle.tell(Observation::Pods(pods.clone())).await? {
                     Told::Taken => told = Some(pods),
-                    Told::NotTaken => due = now + TELL_AGAIN,
+                    Told::NotTaken(_) => due = now + TELL_AGAIN,
                 }
                 if let Some(end) = book.end_of_latest() {
                     due = due.min(end.max(now + COALESCE));

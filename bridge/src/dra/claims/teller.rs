@@ -7,7 +7,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tracing::warn;
 
-use crate::arbiter::{self, Handle, Observation};
+use crate::arbiter::{self, Handle, Observation, Told};
 
 /// When the arbiter could not save what it was told, it is told again after this. A full disk stays full for a while.
 const TELL_AGAIN: Duration = Duration::from_secs(1);
@@ -41,17 +41,12 @@ impl Teller {
             return Ok(());
         }
         self.out.send_replace(now.clone());
-        match self.handle.observe(Observation::Claims(now.clone())).await {
-            Ok(()) => self.told = Some(now),
-            Err(
-                error @ (arbiter::Error::NotSaved(_)
-                | arbiter::Error::NoCdiFile(_)
-                | arbiter::Error::NotOwner(_)),
-            ) => {
+        match self.handle.tell(Observation::Claims(now.clone())).await? {
+            Told::Taken => self.told = Some(now),
+            Told::NotTaken(error) => {
                 warn!(error = %error, "the arbiter could not take the claims; they are told again");
                 self.retry_at = Some(Instant::now() + TELL_AGAIN);
             }
-            Err(arbiter::Error::Stopping) => return Err(arbiter::Error::Stopping),
         }
         Ok(())
     }
