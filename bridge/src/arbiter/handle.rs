@@ -13,6 +13,13 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use super::gate::{Gate, OpenAllocate};
 
+/// How long a call may be held from the moment in which this daemon could not decide it any more: a successor serves
+/// after some ten milliseconds, and then its own limits hold.
+pub const HOLD_LIMIT: Duration = Duration::from_secs(5);
+
+/// Pause before the successor of a call that is held is looked for again.
+pub const LOOK_AGAIN: Duration = Duration::from_millis(20);
+
 /// Why a call got no decision.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {

@@ -10,8 +10,8 @@ mod task;
 
 pub use gate::OpenAllocate;
 pub use handle::{
-    AllocateReply, Call, Error, GrantedDevice, Handle, Observation, PrepareReply, PreparedReply,
-    TakenBack, Told,
+    AllocateReply, Call, Error, GrantedDevice, HOLD_LIMIT, Handle, LOOK_AGAIN, Observation,
+    PrepareReply, PreparedReply, TakenBack, Told,
 };
 pub use rehearsal::Rehearsal;
 pub use task::{Arbiter, ProcessProbe};

@@ -18,9 +18,9 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
-use super::successor::{self, HOLD_LIMIT, LOOK_AGAIN};
+use super::successor;
 use super::{ListNow, wire};
-use crate::arbiter::{self, AllocateReply, GrantedDevice, Handle};
+use crate::arbiter::{self, AllocateReply, GrantedDevice, HOLD_LIMIT, Handle, LOOK_AGAIN};
 
 /// How long an `Allocate` waits for a unit that a process still uses. The kubelet admits one pod at a time and sets
 /// no deadline, so all later pods of the node wait as well.

@@ -3,9 +3,7 @@
 //! The kubelet calls the old socket until the successor is registered, and a counted pod whose `Allocate` fails has
 //! failed for good. So the call is passed on as it is, and the successor's answer is the answer.
 
-use std::error::Error as _;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use bridge_core::PodUid;
 use legacy_proto::deviceplugin::device_plugin_client::DevicePluginClient;
@@ -14,13 +12,6 @@ use tokio::time::{Instant, timeout_at};
 use tonic::Status;
 
 use crate::uds;
-
-/// How long a call may take from the moment in which this daemon could not decide it any more. The successor needs
-/// some ten milliseconds; a kubelet that waits admits no other pod.
-pub(super) const HOLD_LIMIT: Duration = Duration::from_secs(5);
-
-/// Pause before the successor is looked for again.
-pub(super) const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 /// Asks the successor; `None` if it does not serve yet, or does not answer by `until`.
 pub(super) async fn allocate(
@@ -33,8 +24,7 @@ pub(super) async fn allocate(
     let mut client = DevicePluginClient::new(uds::channel(&socket));
     match timeout_at(until, client.allocate(call.clone())).await {
         Ok(Ok(answer)) => Some(Ok(answer.into_inner())),
-        // Only what came back over the wire is an answer; what has a source went wrong on this side of it.
-        Ok(Err(status)) if status.source().is_none() => Some(Err(status)),
+        Ok(Err(status)) if uds::is_answer(&status) => Some(Err(status)),
         Ok(Err(status)) => {
             tracing::debug!(error = %status, socket = %socket.display(), "the successor does not answer yet");
             None

@@ -18,9 +18,9 @@ use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, debug, info, info_span, warn};
 
 use super::claims;
-use super::successor::{HOLD_LIMIT, LOOK_AGAIN, Successors};
+use super::successor::Successors;
 use super::wire::{Prepared, PreparedDevice, Unprepared};
-use crate::arbiter::{self, Handle, PrepareReply};
+use crate::arbiter::{self, HOLD_LIMIT, Handle, LOOK_AGAIN, PrepareReply};
 
 /// How long Prepare waits for a unit that may become free. The kubelet comes back only after 77-89 s, so waiting
 /// is better than an early no; it gives a call 45 s.

@@ -4,9 +4,7 @@
 //! any order after a restart of the kubelet, that can be the old one. The kubelet comes back to a claim that was not
 //! prepared only after 77 to 89 s, so each claim is passed on, and the successor's answer is the answer.
 
-use std::error::Error as _;
 use std::path::PathBuf;
-use std::time::Duration;
 
 use bridge_core::{ClaimRef, PodUid};
 use tonic::Status;
@@ -16,12 +14,6 @@ use super::register::Place;
 use super::service::Asked;
 use super::wire::{self, PreparedDevice};
 use crate::uds;
-
-/// How long a claim may wait for the successor to serve. It needs some ten milliseconds; then its own limits hold.
-pub(super) const HOLD_LIMIT: Duration = Duration::from_secs(5);
-
-/// Pause before the successor is asked again.
-pub(super) const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 /// What the successor answered, its refusal as text for the pod's event; `None` if it does not serve yet.
 type Answer<T> = Option<Result<T, String>>;
@@ -60,8 +52,7 @@ impl Successors {
 fn said<T>(answer: Result<Result<T, String>, Status>) -> Answer<T> {
     match answer {
         Ok(answer) => Some(answer),
-        // Only what came back over the wire is an answer; what has a source went wrong on this side of it.
-        Err(status) if status.source().is_none() => Some(Err(status.message().to_owned())),
+        Err(status) if uds::is_answer(&status) => Some(Err(status.message().to_owned())),
         Err(status) => {
             debug!(error = %status, "the successor does not answer yet");
             None

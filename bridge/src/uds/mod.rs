@@ -14,7 +14,7 @@ mod peer;
 mod throttle;
 
 pub use bind::{Error, PATH_LIMIT_BYTES, Socket, SocketFile, bind};
-pub use connect::channel;
+pub use connect::{channel, is_answer};
 pub use incoming::Incoming;
 pub use names::{
     device_plugin_socket_name, is_device_plugin_socket_name, is_registration_socket_name,
