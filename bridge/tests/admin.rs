@@ -31,6 +31,8 @@ use tokio_util::sync::CancellationToken;
 
 #[path = "common/h100.rs"]
 mod h100;
+#[path = "common/http.rs"]
+mod http;
 use h100::h100;
 
 /// Longer than any wait of the server.
@@ -242,15 +244,10 @@ impl Served {
 }
 
 async fn get(address: SocketAddr, path: &str) -> (u16, String) {
-    let mut stream = TcpStream::connect(address).await.unwrap();
-    let request = format!("GET {path} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n");
-    stream.write_all(request.as_bytes()).await.unwrap();
-    let mut text = String::new();
-    let read = timeout(DEADLINE, stream.read_to_string(&mut text)).await;
-    read.unwrap().unwrap();
-    let (head, body) = text.split_once("\r\n\r\n").unwrap();
-    let code = head.split(' ').nth(1).unwrap().parse().unwrap();
-    (code, body.to_owned())
+    let stream = TcpStream::connect(address).await.unwrap();
+    let what = format!("GET {path}");
+    let page = timeout(DEADLINE, http::ask(stream, &what, "")).await;
+    page.unwrap().unwrap()
 }
 
 /// Answers the next call of the server.

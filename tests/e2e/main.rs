@@ -21,6 +21,8 @@ mod containerd;
 mod demand;
 mod demo;
 mod experiments;
+#[path = "../../bridge/tests/common/http.rs"]
+mod http;
 mod large;
 mod lifetimes;
 mod lost_race;

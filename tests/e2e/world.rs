@@ -11,6 +11,7 @@ use kube::Client;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use tempfile::TempDir;
 
+use crate::http;
 use crate::record::Record;
 
 /// A cluster on two busy cores.
@@ -391,18 +392,8 @@ impl World {
 
     /// Status code and body of the daemon's HTTP server; `None` if it does not answer.
     pub async fn get(&self, path: &str) -> Option<(u16, String)> {
-        use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-        let mut stream = tokio::net::TcpStream::connect(&self.http).await.ok()?;
-        let request = format!(
-            "GET {path} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n",
-            self.http
-        );
-        stream.write_all(request.as_bytes()).await.ok()?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).await.ok()?;
-        let code = answer.split_whitespace().nth(1)?.parse().ok()?;
-        let body = answer.split_once("\r\n\r\n")?.1.to_owned();
-        Some((code, body))
+        let stream = tokio::net::TcpStream::connect(&self.http).await.ok()?;
+        http::ask(stream, &format!("GET {path}"), "").await
     }
 
     /// The daemon's /status.

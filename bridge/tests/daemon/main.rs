@@ -24,6 +24,8 @@ mod end;
 mod gpus;
 #[path = "../common/h100.rs"]
 mod h100;
+#[path = "../common/http.rs"]
+mod http;
 mod kills;
 mod kubelet;
 mod ledger;

@@ -49,6 +49,18 @@ impl World {
         world
     }
 
+    /// Waits until the successor is ready, and has asked for the ledger in vain, for a reason with these words.
+    async fn waits_in_vain(&self, successor: &Daemon, why: &str) {
+        until("the successor is ready", SOON, async || {
+            self.is_ready(NEW).await
+        })
+        .await;
+        until("it has asked in vain", SOON, async || {
+            successor.log().has(why)
+        })
+        .await;
+    }
+
     /// Waits until all GPUs are in the count, and those that are free untainted as well.
     async fn rests(&self, gpus: u32, free: u32) {
         until("what is free rests", SOON, async || {
@@ -581,14 +593,9 @@ async fn an_owner_that_hangs_is_waited_for_and_followed_when_it_is_killed() {
     world.daemon().signal(Signal::STOP);
     let successor = world.start_successor(NEW);
     // Kubernetes ends the old pod only once the new one is ready.
-    until("the successor is ready", SOON, async || {
-        world.is_ready(NEW).await
-    })
-    .await;
-    until("it has asked in vain", SOON, async || {
-        successor.log().has("has not answered within")
-    })
-    .await;
+    world
+        .waits_in_vain(&successor, "has not answered within")
+        .await;
     assert_eq!(world.counted_socket(NEW), None);
     drop(world.succeed(successor));
     world.ready().await;
@@ -620,14 +627,9 @@ async fn a_version_that_can_not_hand_over_is_waited_for() {
         }
     });
     let successor = world.start_successor(NEW);
-    until("the successor is ready", SOON, async || {
-        world.is_ready(NEW).await
-    })
-    .await;
-    until("it has asked in vain", SOON, async || {
-        successor.log().has("a version that can't hand over")
-    })
-    .await;
+    world
+        .waits_in_vain(&successor, "a version that can't hand over")
+        .await;
     {
         use std::io::Write as _;
         let mut end = std::os::unix::net::UnixStream::connect(world.admin_socket()).unwrap();

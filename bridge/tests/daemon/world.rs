@@ -13,9 +13,9 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use testkit::{ApiServer, Claim, Kubelet, Pod, Rejection, dial, wait_for};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::UnixStream;
 
+use crate::http;
 use crate::process::{Daemon, Flags, Log};
 
 pub(crate) const NODE: &str = "node-0";
@@ -31,17 +31,8 @@ const TICK: Duration = Duration::from_millis(20);
 
 /// Status code and body of an answer over a unix socket; `None` if nobody answers.
 pub(crate) async fn ask(socket: &Path, what: &str, body: &str) -> Option<(u16, String)> {
-    let mut stream = UnixStream::connect(socket).await.ok()?;
-    let length = body.len();
-    let request = format!(
-        "{what} HTTP/1.1\r\nHost: local\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}"
-    );
-    stream.write_all(request.as_bytes()).await.ok()?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).await.ok()?;
-    let code = answer.split_whitespace().nth(1)?.parse().ok()?;
-    let body = answer.split_once("\r\n\r\n")?.1.to_owned();
-    Some((code, body))
+    let stream = UnixStream::connect(socket).await.ok()?;
+    http::ask(stream, what, body).await
 }
 
 /// Waits until something is so.
