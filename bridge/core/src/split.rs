@@ -102,7 +102,7 @@ impl Transition {
             self.set_side(unit, Side::Dra);
             surplus -= 1;
         }
-        let spare = counted.len().saturating_sub(self.pool.due()).min(surplus);
+        // Of these, what pods in flight need is called off in the same step.
         for (place, (unit, side)) in counted.into_iter().enumerate() {
             let way = match side {
                 Side::Rest => Side::Yielding,
@@ -110,7 +110,7 @@ impl Transition {
                     Side::Lowering
                 }
             };
-            self.set_side(unit, if place < spare { way } else { Side::Legacy });
+            self.set_side(unit, if place < surplus { way } else { Side::Legacy });
         }
         self.call_back(&free, want.saturating_sub(have));
     }
