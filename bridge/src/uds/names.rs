@@ -52,20 +52,21 @@ pub fn is_registration_socket_name(driver: &str, name: &str) -> bool {
 
 /// The socket of `instance` in the kubelet's device plugin folder that was made last; `None` if there is none.
 ///
+/// That is the one with the highest serial: those of a former start are swept before the first is made, and the time
+/// of a file is that of a wall clock which may have been put back since.
+///
 /// # Errors
 /// The folder can't be read. A folder that does not exist is empty.
 pub fn newest_device_plugin_socket(folder: &Path, instance: &str) -> io::Result<Option<PathBuf>> {
     let prefix = format!("{DEVICE_PLUGIN_PREFIX}{instance}-");
-    let is_of_instance = |name: &str| name.starts_with(&prefix) && name.ends_with(SOCKET_SUFFIX);
-    let mut newest = None;
-    for entry in entries(folder, is_of_instance)? {
-        // One that is just being removed is none.
-        let Ok(made) = entry.metadata().and_then(|metadata| metadata.modified()) else {
-            continue;
-        };
-        let found = Some((made, entry.path()));
-        newest = newest.max(found);
-    }
+    let serial = |path: &Path| {
+        let name = path.file_name()?.to_str()?;
+        let (_, serial) = name.strip_suffix(SOCKET_SUFFIX)?.rsplit_once('-')?;
+        serial.parse::<u32>().ok()
+    };
+    let found = entries(folder, |name| name.starts_with(&prefix))?.into_iter();
+    let paths = found.map(|entry| entry.path());
+    let newest = paths.filter_map(|path| Some((serial(&path)?, path))).max();
     Ok(newest.map(|(_, path)| path))
 }
 
@@ -215,31 +216,13 @@ mod tests {
             newest_device_plugin_socket(folder.path(), "a").unwrap(),
             None
         );
-        let names = ["gpu-bridge-a-9-0.sock", "gpu-bridge-a-1-1.sock"];
-        let made: Vec<_> = names
-            .iter()
-            .map(|name| {
-                testkit::eventually_blocking(
-                    "a later time",
-                    std::time::Duration::from_secs(5),
-                    || {
-                        let _ = fs::remove_file(path(name));
-                        drop(UnixListener::bind(path(name)).unwrap());
-                        let time = |name: &str| {
-                            fs::symlink_metadata(path(name))
-                                .unwrap()
-                                .modified()
-                                .unwrap()
-                        };
-                        *name == names[0] || time(names[0]) < time(name)
-                    },
-                );
-                path(name)
-            })
-            .collect();
-        drop(UnixListener::bind(path("gpu-bridge-b-1-1.sock")).unwrap());
+        // The wall clock was put back meanwhile, so the time of the last one may be the earliest.
+        let names = ["gpu-bridge-a-9-10.sock", "gpu-bridge-a-9-9.sock"];
+        for name in names.into_iter().chain(["gpu-bridge-b-9-11.sock"]) {
+            drop(UnixListener::bind(path(name)).unwrap());
+        }
         let newest = newest_device_plugin_socket(folder.path(), "a").unwrap();
-        assert_eq!(newest.as_ref(), made.last());
+        assert_eq!(newest, Some(path(names[0])));
     }
 
     #[test]

@@ -12,6 +12,7 @@
 
 mod adoption;
 mod claims;
+mod clock;
 #[path = "../../../tests/e2e/churn/dice.rs"]
 #[allow(
     dead_code,
