@@ -144,6 +144,37 @@ async fn while_nvml_hangs_allocate_answers_in_time_and_the_rest_goes_on() {
 }
 
 #[tokio::test]
+async fn while_library_and_kernel_module_differ_it_is_not_ready_and_says_so_and_recovers_by_itself()
+{
+    /// What NVML answers in the time between an upgrade of the driver and the load of its module.
+    const LIB_RM_VERSION_MISMATCH: u32 = 18;
+    const CALLS: [&str; 2] = ["nvmlInitWithFlags", "nvmlDeviceGetCount_v2"];
+    let mut world = World::running(4).await;
+    world.run_counted("a", 1).await;
+    world.run_claimant("b", "gpu-0").await;
+    let held = world.wait_for_holds("Bound", 1).await;
+    for call in CALLS {
+        let fault = Fault::error(LIB_RM_VERSION_MISMATCH);
+        world.node.set_fault(call, &fault).unwrap();
+    }
+    world.rescan();
+    let words = ["driver was upgraded", "kernel module"];
+    world.lacks("NvmlAnswering", &words).await;
+    assert_eq!(world.get("/readyz").await.unwrap().0, 503);
+    assert_eq!(world.get("/healthz").await.unwrap().0, 200);
+    assert_eq!(world.holds().await, held, "who has something keeps it");
+    for call in CALLS {
+        world.node.clear_fault(call).unwrap();
+    }
+    // Nobody tells it.
+    world.has("NvmlAnswering").await;
+    world.ready().await;
+    assert_eq!(world.holds().await, held);
+    world.run_counted("c", 1).await;
+    world.run_claimant("d", "gpu-1").await;
+}
+
+#[tokio::test]
 async fn an_odd_gpu_is_named_and_takes_no_other_down() {
     let odd = "driver: {version: 580.95.05, cuda: '13.0'}\n\
                gpus:\n- {model: h100-sxm5-80gb, count: 3}\n- {model: h100-sxm5-80gb, mig: true, uuid: GPU-odd}\n";
