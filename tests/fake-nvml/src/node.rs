@@ -118,10 +118,13 @@ impl FakeNode {
     pub fn install_library(&self) -> Result<(), Error> {
         let library = self.library();
         make_parent(&library)?;
-        // Copied aside and renamed, so that nobody loads half of it.
-        let temporary = library.with_extension("tmp");
-        fs::copy(library_path()?, &temporary).map_err(at(&temporary))?;
-        rustix::fs::rename(&temporary, &library).map_err(|errno| at(&library)(errno.into()))
+        let built = library_path()?;
+        let mut content = fs::read(&built).map_err(at(&built))?;
+        for call in &self.scenario.driver.without {
+            hide(&mut content, call.as_ref())?;
+        }
+        // Written aside and renamed, so that nobody loads half of it.
+        write(&library, &content)
     }
 
     /// Takes a function out of the node's library, as in a driver from before that function.
@@ -134,16 +137,7 @@ impl FakeNode {
     pub fn hide_function(&self, call: &str) -> Result<(), Error> {
         let library = self.library();
         let mut content = fs::read(&library).map_err(at(&library))?;
-        // The dynamic symbol table finds a function by comparing with its name, which stands between two
-        // zeros in the table of strings; spelled otherwise, it is not found.
-        let name = [b"\0", call.as_bytes(), b"\0"].concat();
-        let place = content
-            .windows(name.len())
-            .position(|window| window == name)
-            .ok_or_else(|| Error::NoSuchCall {
-                call: call.to_owned(),
-            })?;
-        content[place + 1] = b'_';
+        hide(&mut content, call)?;
         // In its place and not over it: the old file may be in use.
         write(&library, &content)
     }
@@ -389,6 +383,21 @@ impl FakeNode {
             .as_bytes(),
         )
     }
+}
+
+/// Takes a function out of the content of a library.
+fn hide(content: &mut [u8], call: &str) -> Result<(), Error> {
+    // The dynamic symbol table finds a function by comparing with its name, which stands between two
+    // zeros in the table of strings; spelled otherwise, it is not found.
+    let name = [b"\0", call.as_bytes(), b"\0"].concat();
+    let place = content
+        .windows(name.len())
+        .position(|window| window == name)
+        .ok_or_else(|| Error::NoSuchCall {
+            call: call.to_owned(),
+        })?;
+    content[place + 1] = b'_';
+    Ok(())
 }
 
 /// The C library as Cargo built it.

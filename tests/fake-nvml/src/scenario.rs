@@ -40,6 +40,9 @@ pub struct Driver {
     pub version: String,
     /// The CUDA version as `major.minor`.
     pub cuda: CudaVersion,
+    /// Functions that its library does not have: it is older than they are.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub without: Vec<CallName>,
 }
 
 impl Default for Driver {
@@ -50,6 +53,7 @@ impl Default for Driver {
                 major: 13,
                 minor: 0,
             },
+            without: Vec::new(),
         }
     }
 }

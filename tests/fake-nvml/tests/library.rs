@@ -148,6 +148,43 @@ fn every_function_of_the_header_is_there() {
 }
 
 #[test]
+fn the_list_of_functions_is_that_of_the_bindings_made_from_the_header() {
+    let metadata = Command::new(env!("CARGO"))
+        .args(["metadata", "--format-version=1", "--offline"])
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .output()
+        .unwrap();
+    let metadata: serde_json::Value = serde_json::from_slice(&metadata.stdout).unwrap();
+    let packages = metadata["packages"].as_array().unwrap();
+    let bindings = packages.iter().find(|it| it["name"] == "nvml-wrapper-sys");
+    let manifest = Path::new(bindings.unwrap()["manifest_path"].as_str().unwrap());
+    let bindings = manifest.parent().unwrap().join("src/bindings.rs");
+    let bindings = std::fs::read_to_string(bindings).unwrap();
+    let table = bindings.split_once("pub struct NvmlLib {").unwrap().1;
+    let table = table.split_once("\n}").unwrap().0.lines();
+    let fields = table.filter_map(|line| line.trim().strip_prefix("pub ")?.split_once(':'));
+    let mut functions: Vec<_> = fields
+        .map(|(name, _)| name)
+        .filter(|name| name.starts_with("nvml"))
+        .collect();
+    functions.sort_unstable();
+    let mut ours: Vec<_> = include_str!("../symbols.txt").lines().collect();
+    ours.sort_unstable();
+    assert_eq!(ours, functions);
+}
+
+#[test]
+fn a_function_that_the_scenario_takes_away_is_not_there() {
+    let mut scenario = Scenario::h100(1);
+    scenario.driver.without = vec!["nvmlDeviceGetMemoryInfo_v2".to_owned().try_into().unwrap()];
+    let folder = TempDir::new().unwrap();
+    let node = FakeNode::create(folder.path(), &scenario).unwrap();
+    let library = load(&node.library());
+    assert!(library.nvmlDeviceGetMemoryInfo_v2.is_err());
+    assert!(library.nvmlDeviceGetMemoryInfo.is_ok());
+}
+
+#[test]
 fn the_library_has_the_name_that_clients_of_the_driver_link_to() {
     let content = std::fs::read(fake_nvml::library_path().unwrap()).unwrap();
     let name = b"\0libnvidia-ml.so.1\0";

@@ -29,6 +29,7 @@ fn a_wrong_scenario_is_told_with_file_key_and_line() {
         "gpus: []\nfaults:\n  nvmlDeviceGetUuid: { error: 999 }\n",
         "gpus: []\nfaults:\n  nvmlDeviceGetUUID:\n    delay: 5\n",
         "driver: { version: \"580\", cuda: \"13\" }\ngpus: []\n",
+        "driver: { version: \"470\", cuda: \"11.4\", without: [nvmlGetName] }\ngpus: []\n",
         "gpus:\n  - { model: l40s, count: 2, minor: 3 }\n",
         "gpus:\n  - { model: l40s }\n  - { model: l40s, pciBusId: \"65:00\" }\n",
         "gpus:\n  - { model: l40s, uuid: GPU-1 }\n  - { model: l40s, uuid: GPU-1 }\n",
@@ -51,6 +52,7 @@ fn a_wrong_scenario_is_told_with_file_key_and_line() {
         node.yaml: faults: there is no NVML call "nvmlDeviceGetUuid" at line 3 column 3
         node.yaml: faults.nvmlDeviceGetUUID: unknown field `delay`, expected one of `error`, `skip`, `times`, `delayMs` at line 4 column 5
         node.yaml: driver: cuda: "13" is not a version: write major.minor, as in "13.0" at line 1 column 9
+        node.yaml: driver.without: there is no NVML call "nvmlGetName" at line 1 column 50
         node.yaml: gpus[0].minor: it identifies one GPU, but count is 2
         node.yaml: gpus[1].pciBusId: "65:00" is not a PCI address such as 0000:65:00.0 at line 3
         node.yaml: gpus: two GPUs have the uuid "GPU-1" at line 3
@@ -67,14 +69,24 @@ fn a_scenario_that_is_missing_is_named() {
 
 #[test]
 fn the_shipped_scenarios_have_as_many_gpus_as_their_names_say() {
-    for (name, count) in [("h100x1", 1), ("h100x8", 8), ("h100x16", 16), ("mixed", 6)] {
+    let shipped_ones = [
+        ("h100x1", 1),
+        ("h100x8", 8),
+        ("h100x16", 16),
+        ("a100x8", 8),
+        ("a100x4-old-driver", 4),
+        ("l40sx4", 4),
+        ("mixed", 6),
+    ];
+    for (name, count) in shipped_ones {
         let scenario = Scenario::load(&shipped(&format!("{name}.yaml"))).unwrap();
         assert_eq!(scenario.gpus().len(), count, "{name}");
         let file = shipped("again.yaml");
         let again = Scenario::parse(&file, &scenario.to_yaml().unwrap()).unwrap();
         assert_eq!(again, scenario);
     }
-    assert_eq!(fs::read_dir(shipped("")).unwrap().count(), 4);
+    let files = fs::read_dir(shipped("")).unwrap().count();
+    assert_eq!(files, shipped_ones.len());
 }
 
 #[test]
