@@ -122,28 +122,46 @@ pub(crate) fn addressing_mode(nvml: &Nvml, device: &Device<'_>) -> Result<Option
     optional(answer.map(|()| mode.value))
 }
 
-/// `nvmlDeviceGetComputeRunningProcesses_v3`, with one call unless there are very many.
+/// `nvmlDeviceGetComputeRunningProcesses_v3`, or the second version on a driver without it (before R510), with one call
+/// unless there are very many.
 ///
 /// The wrapper asks for the count first and gives up if the list has grown by more than five since.
 pub(crate) fn compute_processes(
     nvml: &Nvml,
     device: &Device<'_>,
 ) -> Result<Vec<Process>, CallError> {
-    const CALL: &str = "nvmlDeviceGetComputeRunningProcesses_v3";
+    const NEWER: &str = "nvmlDeviceGetComputeRunningProcesses_v3";
+    const OLDER: &str = "nvmlDeviceGetComputeRunningProcesses_v2";
+    if let Ok(newer) = function!(nvml, nvmlDeviceGetComputeRunningProcesses_v3) {
+        // SAFETY: the handle belongs to this library, and the list has room for as many as `count` says.
+        return list(NEWER, |count, infos| unsafe {
+            newer(device.handle(), count, infos)
+        });
+    }
+    let older = function!(nvml, nvmlDeviceGetComputeRunningProcesses_v2)?;
+    // SAFETY: the same; the entries are those of the third version.
+    list(OLDER, |count, infos| unsafe {
+        older(device.handle(), count, infos)
+    })
+}
+
+/// Reads a list of processes through a call that is given the room and where it is.
+fn list(
+    name: &'static str,
+    call: impl Fn(*mut c_uint, *mut sys::nvmlProcessInfo_t) -> sys::nvmlReturn_t,
+) -> Result<Vec<Process>, CallError> {
     const EMPTY: sys::nvmlProcessInfo_t = sys::nvmlProcessInfo_t {
         pid: 0,
         usedGpuMemory: 0,
         gpuInstanceId: 0,
         computeInstanceId: 0,
     };
-    let function = function!(nvml, nvmlDeviceGetComputeRunningProcesses_v3)?;
     let mut room = PROCESS_ROOM;
     for _try in 0..PROCESS_TRIES {
         let mut processes = vec![EMPTY; room as usize];
         let mut count = room;
-        // SAFETY: the handle belongs to this library, and the list has room for `count` entries.
-        let answer = unsafe { function(device.handle(), &raw mut count, processes.as_mut_ptr()) };
-        match check(CALL, answer) {
+        let answer = call(&raw mut count, processes.as_mut_ptr());
+        match check(name, answer) {
             Ok(()) => {
                 processes.truncate(count as usize);
                 return Ok(processes.iter().map(process).collect());
@@ -155,7 +173,7 @@ pub(crate) fn compute_processes(
             Err(error) => return Err(error),
         }
     }
-    Err(CallError::nonsense(CALL, "a list that grows without end"))
+    Err(CallError::nonsense(name, "a list that grows without end"))
 }
 
 fn process(info: &sys::nvmlProcessInfo_t) -> Process {

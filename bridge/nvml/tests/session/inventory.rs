@@ -48,6 +48,25 @@ async fn a_gpu_is_described_as_nvidias_dra_driver_does() {
 }
 
 #[tokio::test]
+async fn on_an_old_driver_everything_is_known_that_the_driver_knows() {
+    let scenario = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../tests/fake-nvml/scenarios/a100x4-old-driver.yaml"
+    );
+    let node = Node::new(&Scenario::load(scenario.as_ref()).unwrap());
+    let session = node.session();
+    let snapshot = session.snapshot().await.unwrap();
+    assert_eq!(snapshot.driver_version, "470.256.02");
+    assert_eq!(uuids(&snapshot), node.uuids());
+    assert_eq!(snapshot.failed, []);
+    let gpu = &snapshot.gpus[0];
+    assert_eq!(gpu.memory_bytes, Some(40_960 << 20));
+    assert_eq!(gpu.addressing_mode, None);
+    let idle = session.processes().await.unwrap();
+    assert!(idle.iter().all(|gpu| gpu.processes == Ok(vec![])));
+}
+
+#[tokio::test]
 async fn gpus_that_differ_are_told_apart() {
     let scenario = concat!(
         env!("CARGO_MANIFEST_DIR"),

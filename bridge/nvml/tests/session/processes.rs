@@ -92,11 +92,27 @@ async fn a_gpu_that_does_not_tell_its_processes_has_an_error_and_the_others_do_n
 }
 
 #[tokio::test]
+async fn a_driver_with_the_older_function_alone_is_asked_by_that() {
+    let mut scenario = Scenario::h100(2);
+    let newer = "nvmlDeviceGetComputeRunningProcesses_v3".to_owned();
+    scenario.driver.without = vec![newer.try_into().unwrap()];
+    let node = Node::new(&scenario);
+    let uuid = &node.uuids()[1];
+    for pid in 1..=200 {
+        node.fake.add_process(uuid, pid).unwrap();
+    }
+    let gpus = node.session().processes().await.unwrap();
+    assert_eq!(pids(&gpus[0]), [0; 0]);
+    assert_eq!(pids(&gpus[1]), (1..=200).collect::<Vec<_>>());
+}
+
+#[tokio::test]
 async fn a_driver_without_the_function_says_so_for_each_gpu() {
     let node = Node::new(&Scenario::h100(2));
-    node.fake
-        .hide_function("nvmlDeviceGetComputeRunningProcesses_v3")
-        .unwrap();
+    for version in ["v3", "v2"] {
+        let call = format!("nvmlDeviceGetComputeRunningProcesses_{version}");
+        node.fake.hide_function(&call).unwrap();
+    }
     for gpu in node.session().processes().await.unwrap() {
         let text = gpu.processes.unwrap_err().to_string();
         assert!(text.contains("missing from this driver"), "{text}");
