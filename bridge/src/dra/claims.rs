@@ -352,17 +352,18 @@ fn check_config(
 }
 
 fn our_config(config: &DeviceAllocationConfiguration) -> Option<opaque::Config<'_>> {
-    let opaque = config
-        .opaque
-        .as_ref()
-        .filter(|opaque| opaque.driver == DRIVER)?;
+    // Of what is not opaque parameters nobody knows which driver it is for, so it is not passed over.
+    let opaque = config.opaque.as_ref();
+    if opaque.is_some_and(|opaque| opaque.driver != DRIVER) {
+        return None;
+    }
     // `AllocationConfigSourceClass` in k8s.io/api resource/v1/types.go; what is not the class's is the claim's.
     let source = if config.source == "FromClass" {
         opaque::Source::Class
     } else {
         opaque::Source::Claim
     };
-    let parameters: &Value = &opaque.parameters.0;
+    let parameters: Option<&Value> = opaque.map(|opaque| &opaque.parameters.0);
     Some(opaque::Config {
         source,
         requests: config.requests.as_deref().unwrap_or_default(),

@@ -21,7 +21,7 @@ pub fn check_parameters(bytes: &[u8]) {
             let config = Config {
                 source,
                 requests,
-                parameters: &parameters,
+                parameters: Some(&parameters),
             };
             if let Err(error) = check(&[config], &["gpu", "gpu/sub"]) {
                 let told = error.to_string();

@@ -3,9 +3,13 @@
 //! Kinds and fields are those that NVIDIA's DRA driver reads, so that claims written for it mean the same here,
 //! or are refused by name: a configuration is never ignored in silence. Pure; it knows no Kubernetes type.
 
+mod kinds;
+
 use bridge_core::shown;
 use serde::Deserialize;
 use serde_json::Value;
+
+use self::kinds::Sharing;
 
 /// The API version of every kind below.
 pub(super) const API_VERSION: &str = "resource.nvidia.com/v1beta1";
@@ -26,8 +30,8 @@ pub(super) struct Config<'a> {
     pub(super) source: Source,
     /// The requests it is for; empty: all of them.
     pub(super) requests: &'a [String],
-    /// The parameters.
-    pub(super) parameters: &'a Value,
+    /// The parameters; `None`: it is of another form than opaque parameters.
+    pub(super) parameters: Option<&'a Value>,
 }
 
 /// Why a claim's configuration can't be served.
@@ -94,32 +98,11 @@ struct Head {
     kind: String,
 }
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Sharing {
-    #[serde(rename = "apiVersion")]
-    _api_version: String,
-    #[serde(rename = "kind")]
-    _kind: String,
-    sharing: Option<Value>,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Vfio {
-    #[serde(rename = "apiVersion")]
-    _api_version: String,
-    #[serde(rename = "kind")]
-    _kind: String,
-    #[serde(rename = "iommu")]
-    _iommu: Option<Value>,
-}
-
 struct Decoded<'a> {
     source: Source,
     requests: &'a [String],
     kind: Kind,
-    sharing: Option<Value>,
+    sharing: Option<Sharing>,
 }
 
 /// Checks that every result of an allocation can be served as configured. Every result is a whole GPU.
@@ -138,10 +121,7 @@ pub(super) fn check(configs: &[Config<'_>], results: &[&str]) -> Result<(), Erro
             continue;
         };
         if let Some(sharing) = &winner.sharing {
-            return Err(Error::NotServed {
-                kind: winner.kind.as_str(),
-                field: field(sharing),
-            });
+            return Err(not_served(winner.kind, sharing));
         }
     }
     Ok(())
@@ -153,14 +133,13 @@ fn decode<'a>(config: &Config<'a>) -> Result<Decoded<'a>, Error> {
         // The decoder repeats what it did not expect.
         why: shown(&error.to_string()),
     };
-    if !config.parameters.is_object() {
+    let Some(parameters) = config.parameters.filter(|it| it.is_object()) else {
         return Err(Error::Invalid {
             kind: "configuration".to_owned(),
-            why: "it is not an object".to_owned(),
+            why: "it has no opaque parameters, or they are not an object".to_owned(),
         });
-    }
-    let head =
-        Head::deserialize(config.parameters).map_err(|error| invalid("configuration", error))?;
+    };
+    let head = Head::deserialize(parameters).map_err(|error| invalid("configuration", error))?;
     let kind = match (head.api_version.as_str(), head.kind.as_str()) {
         (API_VERSION, "GpuConfig") => Kind::Gpu,
         (API_VERSION, "MigDeviceConfig") => Kind::Mig,
@@ -174,13 +153,12 @@ fn decode<'a>(config: &Config<'a>) -> Result<Decoded<'a>, Error> {
         }
     };
     let sharing = match kind {
-        Kind::Gpu | Kind::Mig => Sharing::deserialize(config.parameters)
-            .map(|config| config.sharing)
-            .map_err(|error| invalid(kind.as_str(), error))?,
-        Kind::Vfio => Vfio::deserialize(config.parameters)
-            .map(|_| None)
-            .map_err(|error| invalid(kind.as_str(), error))?,
+        Kind::Gpu => kinds::GpuConfig::deserialize(parameters).map(|config| config.sharing),
+        Kind::Mig => kinds::MigDeviceConfig::deserialize(parameters)
+            .map(|config| config.sharing.map(Sharing::from)),
+        Kind::Vfio => kinds::VfioDeviceConfig::deserialize(parameters).map(|_| None),
     };
+    let sharing = sharing.map_err(|error| invalid(kind.as_str(), error))?;
     Ok(Decoded {
         source: config.source,
         requests: config.requests,
@@ -219,10 +197,17 @@ pub(super) fn base_request(request: &str) -> &str {
     request.split_once('/').map_or(request, |(base, _)| base)
 }
 
-fn field(sharing: &Value) -> String {
-    match sharing.get("strategy").and_then(Value::as_str) {
-        Some(strategy) => format!("sharing (strategy {})", shown(strategy)),
-        None => "sharing".to_owned(),
+/// Why the sharing that a device would get is not given to it: it is wrong, or it is right and not served.
+fn not_served(kind: Kind, sharing: &Sharing) -> Error {
+    match sharing.mistake() {
+        Some(why) => Error::Invalid {
+            kind: kind.as_str().to_owned(),
+            why,
+        },
+        None => Error::NotServed {
+            kind: kind.as_str(),
+            field: format!("sharing (strategy {})", shown(sharing.strategy())),
+        },
     }
 }
 
@@ -236,7 +221,7 @@ mod tests {
             &[Config {
                 source: Source::Claim,
                 requests: &[],
-                parameters: &parameters,
+                parameters: Some(&parameters),
             }],
             &["gpu"],
         )
@@ -276,6 +261,115 @@ mod tests {
         assert!(error.to_string().contains("shraing"), "{error}");
     }
 
+    fn sharing(sharing: &Value) -> Error {
+        one(json!({"apiVersion": API_VERSION, "kind": "GpuConfig", "sharing": sharing}))
+            .unwrap_err()
+    }
+
+    #[test]
+    fn sharing_is_read_to_its_last_field() {
+        let cases = [
+            (json!("MPS"), "invalid type"),
+            (
+                json!({"strategy": "TimeSlicing", "interval": "Long"}),
+                "unknown field `interval`",
+            ),
+            (
+                json!({"strategy": "TimeSlicing", "timeSlicingConfig": {"intervall": "Long"}}),
+                "unknown field `intervall`",
+            ),
+            (
+                json!({"strategy": "MPS", "mpsConfig": {"threads": 50}}),
+                "unknown field `threads`",
+            ),
+            (
+                json!({"strategy": "MPS", "mpsConfig": {"defaultActiveThreadPercentage": "50"}}),
+                "invalid type",
+            ),
+            (
+                json!({"strategy": "MPS", "mpsConfig": {"defaultPinnedDeviceMemoryLimit": "10GB"}}),
+                "10GB",
+            ),
+            (
+                json!({"strategy": "MPS", "mpsConfig": {"defaultPerDevicePinnedMemoryLimit": {"0": "ten"}}}),
+                "ten",
+            ),
+        ];
+        for (given, word) in cases {
+            let error = sharing(&given);
+            assert!(matches!(error, Error::Invalid { .. }), "{given}: {error}");
+            assert!(error.to_string().contains(word), "{given}: {error}");
+        }
+    }
+
+    #[test]
+    fn sharing_with_a_wrong_value_is_told_from_sharing_that_is_not_served() {
+        let wrong = [
+            (json!({}), "sharing.strategy is \"\""),
+            (
+                json!({"strategy": "Fabric"}),
+                "sharing.strategy is \"Fabric\"",
+            ),
+            (
+                json!({"strategy": "TimeSlicing", "mpsConfig": {}}),
+                "mpsConfig",
+            ),
+            (
+                json!({"strategy": "MPS", "timeSlicingConfig": {}}),
+                "timeSlicingConfig",
+            ),
+            (
+                json!({"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Longest"}}),
+                "\"Longest\"",
+            ),
+            (
+                json!({"strategy": "MPS", "mpsConfig": {"defaultActiveThreadPercentage": 101}}),
+                "101",
+            ),
+        ];
+        for (given, word) in wrong {
+            let error = sharing(&given);
+            assert!(matches!(error, Error::Invalid { .. }), "{given}: {error}");
+            assert!(error.to_string().contains(word), "{given}: {error}");
+        }
+        let right = [
+            json!({"strategy": "TimeSlicing"}),
+            json!({"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Long"}}),
+            json!({"strategy": "MPS", "mpsConfig": {
+                "defaultActiveThreadPercentage": 50,
+                "defaultPinnedDeviceMemoryLimit": "10Gi",
+                "defaultPerDevicePinnedMemoryLimit": {"0": "5Gi", "GPU-1": 1_073_741_824},
+                "multiUser": true,
+            }}),
+        ];
+        for given in right {
+            let error = sharing(&given);
+            assert!(matches!(error, Error::NotServed { .. }), "{given}: {error}");
+        }
+    }
+
+    #[test]
+    fn what_does_not_decode_is_refused_also_where_another_configuration_wins() {
+        let typo =
+            json!({"apiVersion": API_VERSION, "kind": "GpuConfig", "sharing": {"stratgy": "MPS"}});
+        let vfio =
+            json!({"apiVersion": API_VERSION, "kind": "VfioDeviceConfig", "iommu": {"backend": 1}});
+        let plain = gpu_config(None);
+        for wrong in [Some(&typo), Some(&vfio), None] {
+            let entry = |source, parameters| Config {
+                source,
+                requests: &[],
+                parameters,
+            };
+            let configs = [
+                entry(Source::Class, wrong),
+                entry(Source::Claim, Some(&plain)),
+            ];
+            let error = check(&configs, &["gpu"]).unwrap_err();
+            assert!(matches!(error, Error::Invalid { .. }), "{error}");
+        }
+    }
+
     #[test]
     fn a_field_of_the_wrong_case_is_unknown() {
         assert!(
@@ -302,7 +396,7 @@ mod tests {
         let entry = |source, parameters| Config {
             source,
             requests: &all,
-            parameters,
+            parameters: Some(parameters),
         };
         let served = [
             vec![entry(Source::Claim, &plain), entry(Source::Class, &mps)],
@@ -327,7 +421,7 @@ mod tests {
         let config = [Config {
             source: Source::Claim,
             requests: &named,
-            parameters: &mps,
+            parameters: Some(&mps),
         }];
         assert_eq!(check(&config, &["small"]), Ok(()));
         assert!(check(&config, &["small", "big"]).is_err());
@@ -342,7 +436,7 @@ mod tests {
         let config = [Config {
             source: Source::Claim,
             requests: &named,
-            parameters: &mig,
+            parameters: Some(&mig),
         }];
         assert!(matches!(
             check(&config, &["gpu"]),
