@@ -8,9 +8,9 @@ use bridge_core::PodUid;
 use dra_proto::registration::registration_client::RegistrationClient;
 use dra_proto::registration::{InfoRequest, RegistrationStatus};
 use gpu_bridge::dra::{Place, RegistrationState};
-use testkit::{ApiServer, Kubelet, Service, dial, eventually};
+use testkit::{ApiServer, Claim, Kubelet, Pod, Service, dial, eventually};
 
-use crate::world::{Arbiter, DEADLINE, Face, Script, World, folder};
+use crate::world::{Arbiter, Asked, DEADLINE, Face, Script, World, claim, folder, result};
 
 const DRIVER: &str = "gpu.nvidia.com";
 
@@ -26,6 +26,33 @@ async fn a_kubelet_registers_the_driver_and_takes_v1() {
     assert_eq!(driver.health_service, None);
     assert_eq!(driver.endpoint, world.face.place.service_socket());
     assert!(driver.endpoint.ends_with("plugins/gpu.nvidia.com/dra.sock"));
+}
+
+#[tokio::test]
+async fn a_kubelet_before_1_34_registers_the_driver_for_v1beta1_and_is_served() {
+    let world = World::start(Script::default()).await;
+    world.kubelet.know_dra_v1beta1_alone();
+    fs::remove_file(world.face.place.registration_socket()).unwrap();
+    eventually("the kubelet takes v1beta1", DEADLINE, || {
+        let drivers = world.kubelet.drivers(DRIVER);
+        drivers.iter().map(|it| it.service).eq([Service::V1beta1])
+    })
+    .await;
+
+    let object = claim("llm", "u1", &[result("gpu", "gpu-0")], &[]);
+    world.api.put("resourceclaims", object);
+    let pod = Pod::new("train", "llm-0", "pod-1");
+    world.kubelet.admit(pod).await.unwrap();
+    let claim = Claim::new("train", "llm", "u1", DRIVER);
+    let claims = std::slice::from_ref(&claim);
+    world.kubelet.prepare("pod-1", claims).await.unwrap();
+    let devices = world.kubelet.cdi_devices(&claim);
+    assert_eq!(devices, ["gpu-bridge.dev/claim=u1-gpu-0"]);
+    world.kubelet.terminate("pod-1").await.unwrap();
+    assert!(matches!(
+        world.arbiter.asked().last(),
+        Some(Asked::Unprepare(claim)) if claim.uid.as_str() == "u1"
+    ));
 }
 
 #[tokio::test]

@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -60,6 +61,8 @@ pub(crate) struct Drivers {
     /// By name, the newest last.
     by_name: Mutex<BTreeMap<String, Vec<Driver>>>,
     failures: Mutex<Vec<String>>,
+    /// As before 1.34.
+    knows_v1beta1_alone: AtomicBool,
 }
 
 impl Drivers {
@@ -73,6 +76,11 @@ impl Drivers {
         }
         let newest = instances.last().cloned();
         newest.ok_or_else(|| format!("DRA driver {name} is not registered"))
+    }
+
+    /// From now on the service of v1 is not known.
+    pub(crate) fn know_v1beta1_alone(&self) {
+        self.knows_v1beta1_alone.store(true, Ordering::SeqCst);
     }
 
     /// All instances of a driver, the newest last.
@@ -177,7 +185,12 @@ impl Drivers {
             PathBuf::from(&info.endpoint)
         };
         let name = info.name;
-        let service = pick_service(&info.supported_versions).map_err(|error| {
+        let known: &[(&str, Service)] = if self.knows_v1beta1_alone.load(Ordering::SeqCst) {
+            &KNOWN[1..]
+        } else {
+            &KNOWN
+        };
+        let service = pick_service(&info.supported_versions, known).map_err(|error| {
             format!(
                 "RegisterPlugin error -- plugin validation failed with err: invalid supported gRPC versions of DRA driver plugin {name} at endpoint {}: {error}",
                 endpoint.display()
@@ -256,19 +269,22 @@ fn sockets(dir: &Path) -> BTreeMap<PathBuf, Identity> {
     found
 }
 
-fn pick_service(offered: &[String]) -> Result<Service, String> {
+/// The services that a kubelet knows, each with its name in the list of a driver.
+const KNOWN: [(&str, Service); 2] = [
+    (v1::SERVICE, Service::V1),
+    (v1beta1::SERVICE, Service::V1beta1),
+];
+
+fn pick_service(offered: &[String], known: &[(&str, Service)]) -> Result<Service, String> {
     if offered.is_empty() {
         return Err("empty list of supported gRPC services (aka supported versions)".to_owned());
     }
-    let known = offered.iter().find_map(|name| match name.as_str() {
-        v1::SERVICE => Some(Service::V1),
-        v1beta1::SERVICE => Some(Service::V1beta1),
-        _ => None,
-    });
-    known.ok_or_else(|| {
+    let of = |name: &String| known.iter().find(|(service, _)| name == service);
+    let picked = offered.iter().find_map(of).map(|(_, service)| *service);
+    picked.ok_or_else(|| {
+        let known: Vec<_> = known.iter().map(|(service, _)| *service).collect();
         format!(
-            "none of services supported by the plugin ({offered:?}) are supported by the kubelet ({:?})",
-            [v1::SERVICE, v1beta1::SERVICE]
+            "none of services supported by the plugin ({offered:?}) are supported by the kubelet ({known:?})"
         )
     })
 }

@@ -97,6 +97,12 @@ impl Kubelet {
         self.session().clients.know_one_of_each();
     }
 
+    /// Behaves as a kubelet of 1.32 or 1.33 until the next restart: of the DRA services it knows `v1beta1.DRAPlugin`
+    /// alone. Drivers that are registered already stay as they are.
+    pub fn know_dra_v1beta1_alone(&self) {
+        self.session().drivers.know_v1beta1_alone();
+    }
+
     // --- The life of the process ---
 
     /// Ends the process: connections close, everything in memory is lost. Pods run on.
