@@ -4,19 +4,21 @@
 # What has a result in target/churn-long is not run again, so a run that was
 # broken off goes on where it was; remove the folder to begin anew. Two runs
 # at a time is what two cores carry: say another number with JOBS.
-# SEEDS="1 2 3" and SHARE=100 (percent of the pods below) can be said too.
+# SEEDS="1 2 3" and SHARE=100 (percent of the pods below) can be said too, and
+# other loads with BRIDGE and STAND_INS, which are best kept elsewhere: OUT has
+# their results, and KEPT their table.
 # LAUNCH is a command that starts each run, if it needs one.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-results=target/churn-long
-kept=tests/bench/churn
+results=${OUT:-target/churn-long}
+kept=${KEPT:-tests/bench/churn}
 seeds=${SEEDS:-1 2 3}
 share=${SHARE:-100}
 
-# 1,000 pods a seed for the goal, and beside them what it is not for. The
-# stand-ins do not come back after a restart of the kubelet.
-bridge="high:500 mid:300 burst:200 volley:120 restarts:100 kills:100 updates:100 one:40 eight:80"
-stand_ins="high:200 mid:125 burst:96"
+# 1,000 pods a seed for the goal, and beside them what it is not for. Nobody
+# follows the stand-ins in an update.
+bridge=${BRIDGE:-high:500 mid:300 burst:200 volley:120 restarts:100 kills:100 updates:100 one:40 eight:80}
+stand_ins=${STAND_INS:-high:200 mid:125 burst:96 kills:100}
 
 cargo test -p gpu-bridge --test e2e --no-run
 mkdir -p "$results" "$kept"

@@ -2,14 +2,15 @@
 //!
 //! Each offers every GPU and gives out what it is asked for. They are here to be compared with, and to show that the
 //! record's judge sees a double use when there is one. Both end with [`StandIns::end`], and at the latest with the
-//! value.
+//! value. They come back as NVIDIA's do: after a restart of their own, and to a new kubelet as soon as its socket is
+//! there.
 
 use std::fs;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use dra_proto::registration::registration_server::{Registration, RegistrationServer};
 use dra_proto::registration::{
@@ -19,7 +20,7 @@ use dra_proto::registration::{
 use dra_proto::v1;
 use dra_proto::v1::dra_plugin_server::{DraPlugin, DraPluginServer};
 use futures::stream::{self, Stream, StreamExt as _};
-use gpu_bridge::uds::{self, Incoming};
+use gpu_bridge::uds::{self, Identity, Incoming};
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
 use kube::api::{Api, Patch, PatchParams};
@@ -29,12 +30,12 @@ use legacy_proto::deviceplugin::device_plugin_server::{DevicePlugin, DevicePlugi
 use legacy_proto::deviceplugin::registration_client::RegistrationClient;
 use serde_json::json;
 use tokio::sync::watch;
-use tokio::task::JoinSet;
+use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 
-use crate::world::World;
+use crate::world::{World, tick};
 
 const NODE: &str = "node-0";
 const DRIVER: &str = "gpu.nvidia.com";
@@ -45,12 +46,32 @@ const CLAIM_KIND: &str = "k8s.gpu.nvidia.com/claim";
 /// The kubelet looks at its folders once a second, and writes its node's status every ten.
 const READY_LIMIT: Duration = Duration::from_secs(60);
 
-/// Both daemons, serving.
+/// How often it is looked whether another kubelet is there: sooner than any of its pods can come.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// Both daemons.
 pub struct StandIns {
-    servers: JoinSet<()>,
-    stop: CancellationToken,
+    site: Site,
+    /// `None` while they come back.
+    serving: Option<Serving>,
+    coming: Option<JoinHandle<Serving>>,
+}
+
+/// Where both of them are, and stay over a restart.
+#[derive(Clone)]
+struct Site {
     gpus: Arc<[Gpu]>,
     cdi: CdiFolder,
+    /// The kubelet's folder.
+    kubelet: PathBuf,
+    client: Client,
+}
+
+/// Both daemons, serving.
+struct Serving {
+    servers: JoinSet<()>,
+    stop: CancellationToken,
+    site: Site,
 }
 
 /// A GPU as both of them see it.
@@ -70,7 +91,7 @@ impl StandIns {
     pub async fn start(world: &World) -> Self {
         let stand_ins = Self::serve_on(world).await;
         let nodes: Api<Node> = Api::all(world.client.clone());
-        let all = stand_ins.gpus.len().to_string();
+        let all = stand_ins.site.gpus.len().to_string();
         let counted = async |_: &World| {
             let node = nodes.get(NODE).await.expect("the node exists");
             let allocatable = node.status.and_then(|status| status.allocatable);
@@ -93,23 +114,85 @@ impl StandIns {
             minor: gpu.minor,
             uuid: gpu.uuid,
         });
-        let mut stand_ins = Self {
-            servers: JoinSet::new(),
-            stop: CancellationToken::new(),
+        let site = Site {
             gpus: gpus.collect(),
             cdi: CdiFolder(world.state().join("cdi")),
+            kubelet: world.state().join("kubelet"),
+            client: world.client.clone(),
         };
-        let kubelet = world.state().join("kubelet");
-        stand_ins.start_device_plugin(&kubelet).await;
-        stand_ins
-            .start_dra_driver(&kubelet, world.client.clone())
-            .await;
-        stand_ins.publish(world.client.clone()).await;
-        stand_ins
+        Self {
+            serving: Some(Serving::start(site.clone()).await),
+            coming: None,
+            site,
+        }
     }
 
     /// Ends both, as SIGTERM does: connections close, and the sockets go.
     pub async fn end(mut self) {
+        while !self.are_back().await {
+            tick().await;
+        }
+        if let Some(serving) = self.serving {
+            serving.end().await;
+        }
+    }
+
+    /// Has both end and come back, and does not wait. The kubelet sees what it sees of a kill: its streams end.
+    pub fn restart(&mut self) {
+        self.come_back(async {});
+    }
+
+    /// Has both come to the kubelet that follows the one that runs, and does not wait.
+    pub fn follow_to_next_kubelet(&mut self) {
+        let socket = self.site.device_plugins().join(v1beta1::KUBELET_SOCKET);
+        let former = Identity::of(&socket);
+        self.come_back(async move {
+            while Identity::of(&socket).is_none_or(|now| Some(now) == former) {
+                tokio::time::sleep(LOOK).await;
+            }
+        });
+    }
+
+    fn come_back(&mut self, when: impl Future<Output = ()> + Send + 'static) {
+        let serving = self.serving.take().expect("they serve");
+        let site = self.site.clone();
+        self.coming = Some(tokio::spawn(async move {
+            when.await;
+            serving.end().await;
+            Serving::start(site).await
+        }));
+    }
+
+    /// Whether both serve, after one of these.
+    pub async fn are_back(&mut self) -> bool {
+        if let Some(coming) = self.coming.take_if(|coming| coming.is_finished()) {
+            self.serving = Some(coming.await.expect("the stand-ins come back"));
+        }
+        self.serving.is_some()
+    }
+}
+
+impl Site {
+    fn device_plugins(&self) -> PathBuf {
+        self.kubelet.join("device-plugins")
+    }
+}
+
+impl Serving {
+    /// Starts both, and waits until the kubelet knows them.
+    async fn start(site: Site) -> Self {
+        let mut serving = Self {
+            servers: JoinSet::new(),
+            stop: CancellationToken::new(),
+            site,
+        };
+        serving.start_device_plugin().await;
+        serving.start_dra_driver().await;
+        serving.publish().await;
+        serving
+    }
+
+    async fn end(mut self) {
         self.stop.cancel();
         while self.servers.join_next().await.is_some() {}
     }
@@ -130,13 +213,14 @@ impl StandIns {
         });
     }
 
-    async fn start_device_plugin(&mut self, kubelet: &Path) {
+    async fn start_device_plugin(&mut self) {
         const SOCKET: &str = "nvidia-gpu.sock";
-        let nodes = self.gpus.iter().map(|gpu| (gpu.uuid.clone(), gpu.minor));
-        self.cdi.write(COUNTED_KIND, "", nodes);
-        let folder = kubelet.join("device-plugins");
+        let site = &self.site;
+        let nodes = site.gpus.iter().map(|gpu| (gpu.uuid.clone(), gpu.minor));
+        site.cdi.write(COUNTED_KIND, "", nodes);
+        let folder = site.device_plugins();
         let service = DevicePluginServer::new(Counted {
-            gpus: Arc::clone(&self.gpus),
+            gpus: Arc::clone(&site.gpus),
             stop: self.stop.clone(),
         });
         self.serve(&folder.join(SOCKET), |incoming, stop| {
@@ -149,49 +233,59 @@ impl StandIns {
             options: Some(v1beta1::DevicePluginOptions::default()),
         };
         let kubelet = uds::channel(&folder.join(v1beta1::KUBELET_SOCKET));
-        RegistrationClient::new(kubelet)
-            .register(request)
-            .await
-            .expect("the kubelet registers the device plugin");
+        let mut client = RegistrationClient::new(kubelet);
+        let deadline = Instant::now() + READY_LIMIT;
+        // A kubelet that has not noticed the end of the former stream says no to the same socket.
+        while let Err(error) = client.register(request.clone()).await {
+            assert!(
+                Instant::now() < deadline,
+                "the kubelet does not register the device plugin: {error}"
+            );
+            tick().await;
+        }
     }
 
-    async fn start_dra_driver(&mut self, kubelet: &Path, client: Client) {
-        let folder = kubelet.join(PLUGINS_DIR).join(DRIVER);
+    async fn start_dra_driver(&mut self) {
+        let site = self.site.clone();
+        let folder = site.kubelet.join(PLUGINS_DIR).join(DRIVER);
         fs::create_dir_all(&folder).expect("the driver's folder");
         let endpoint = folder.join("dra-standin.sock");
         let service = DraPluginServer::new(Claims {
-            client,
-            gpus: Arc::clone(&self.gpus),
-            cdi: self.cdi.clone(),
+            client: site.client,
+            gpus: site.gpus,
+            cdi: site.cdi,
         });
         self.serve(&endpoint, |incoming, stop| {
             Server::builder().serve_with_incoming_shutdown(service, incoming, stop)
         });
         let (told, mut answer) = watch::channel(None);
         let registration = RegistrationServer::new(Registrar { endpoint, told });
-        let socket = kubelet
+        let socket = site
+            .kubelet
             .join(DIR)
             .join(uds::registration_socket_name("standin", None));
         self.serve(&socket, |incoming, stop| {
             Server::builder().serve_with_incoming_shutdown(registration, incoming, stop)
         });
-        let answer = tokio::time::timeout(READY_LIMIT, answer.wait_for(Option::is_some))
-            .await
-            .expect("the kubelet finds the DRA driver")
-            .expect("the registration is served")
-            .clone();
-        let status = answer.expect("it was waited for");
+        // A kubelet that has not noticed the end of the former one says no, and comes back.
+        let is_registered = |told: &Option<RegistrationStatus>| {
+            let status = told.as_ref();
+            status.is_some_and(|status| status.plugin_registered)
+        };
+        let registered = tokio::time::timeout(READY_LIMIT, answer.wait_for(is_registered)).await;
+        let in_time = registered.is_ok_and(|told| told.is_ok());
         assert!(
-            status.plugin_registered,
-            "the kubelet refused the DRA driver: {}",
-            status.error
+            in_time,
+            "the kubelet does not register the DRA driver: {:?}",
+            answer.borrow()
         );
     }
 
     /// Writes the slice with all devices: after the registration, for a kubelet removes slices of drivers that it
     /// does not know.
-    async fn publish(&self, client: Client) {
+    async fn publish(&self) {
         let devices: Vec<_> = self
+            .site
             .gpus
             .iter()
             .map(|gpu| {
@@ -206,7 +300,7 @@ impl StandIns {
                 "pool": {"name": NODE, "generation": 1, "resourceSliceCount": 1}},
         }))
         .expect("a slice");
-        let api: Api<ResourceSlice> = Api::all(client);
+        let api: Api<ResourceSlice> = Api::all(self.site.client.clone());
         // Another driver may have made it its own.
         let params = PatchParams::apply("standin").force();
         let name = slice.name_any();

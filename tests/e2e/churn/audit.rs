@@ -140,9 +140,16 @@ impl Clock {
         Self { zero }
     }
 
-    /// The year of this run, for logs that leave it out.
-    pub fn year() -> String {
-        jiff::Timestamp::now().to_string().chars().take(4).collect()
+    /// When a line of a Kubernetes program was written, and the line without its time: it has month and day, UTC here.
+    pub fn klog<'line>(&self, line: &'line str) -> Option<(Duration, &'line str)> {
+        let mut parts = line.splitn(3, ' ');
+        let (day, time, what) = (parts.next()?, parts.next()?, parts.next()?);
+        if day.len() != 5 || !day.is_ascii() {
+            return None;
+        }
+        let year: String = jiff::Timestamp::now().to_string().chars().take(4).collect();
+        let time = format!("{year}-{}-{}T{time}Z", &day[1..3], &day[3..5]);
+        Some((self.monotonic(&time), what))
     }
 
     /// A time of day that is written as RFC 3339, on the monotonic clock; zero if it can't be read.

@@ -40,14 +40,14 @@ async fn bursts(gpus: u32, each: u32, count: u32, lost_at_once: usize) {
     };
     let bursts = usize::try_from(count).expect("some");
     let pods = bursts * usize::try_from(2 * each).expect("some");
-    let evidence = run(&mut world, load, SEED, pods).await;
+    let evidence = run(&mut world, Daemon::Bridge, load, SEED, pods).await;
     let row = evidence.row(Daemon::Bridge.word());
     println!("{}\n{}", table::head(), table::line(&row));
     println!(
         "{each} + {each} on {gpus}: {count} bursts, {} claim pods evicted, {} refused, {} counted pods failed",
         row.evicted, row.prepare_refused, row.counted_failed
     );
-    println!("{:#?}{}", row.words, trace::stories(&evidence, &world));
+    println!("{:#?}{}", row.words, trace::stories(&evidence));
     assert_rests(&evidence.daemon_log, gpus, bursts);
     assert_nothing_doubled(&evidence, &row);
     assert_eq!(row.counted_failed, 0, "{:#?}", row.words);

@@ -7,8 +7,10 @@ use futures::future::join_all;
 use kube::api::DeleteParams;
 
 use super::dice::Dice;
+use super::gaps::{Strike, Struck};
 use super::life::{Life, Lives, now};
 use super::load::{Arrivals, Blows, Fate, Kind, Load, Made, Successors};
+use super::program::Daemon;
 use super::seen::Watches;
 use crate::objects::{NUDGE_PERIOD, PodSpec};
 use crate::world::World;
@@ -55,12 +57,13 @@ pub struct Run {
     /// When the last pod came.
     pub last_came: Duration,
     pub ended: Duration,
-    pub blows: u32,
+    pub strikes: Vec<Strike>,
 }
 
 /// One run of a load.
 pub struct Driver<'a> {
     world: &'a mut World,
+    daemon: Daemon<'a>,
     load: Load,
     seed: u64,
     pods: usize,
@@ -77,7 +80,7 @@ pub struct Driver<'a> {
     wanted: [usize; 2],
     last_failed: [Option<Duration>; 2],
     blow: Blow,
-    blows: u32,
+    strikes: Vec<Strike>,
     last_news: Duration,
     last_nudge: Duration,
 }
@@ -108,7 +111,13 @@ fn assert_in_time(at: Duration, since: Duration, late: &str) {
 
 impl<'a> Driver<'a> {
     /// Makes the templates and begins to watch.
-    pub async fn new(world: &'a mut World, load: Load, seed: u64, pods: usize) -> Self {
+    pub async fn new(
+        world: &'a mut World,
+        daemon: Daemon<'a>,
+        load: Load,
+        seed: u64,
+        pods: usize,
+    ) -> Self {
         for (gpus, _) in load.sizes {
             world.create_template(&template(*gpus), *gpus).await;
         }
@@ -124,6 +133,7 @@ impl<'a> Driver<'a> {
         };
         Self {
             world,
+            daemon,
             load,
             seed,
             pods,
@@ -140,7 +150,7 @@ impl<'a> Driver<'a> {
             wanted: [1, 1],
             last_failed: [None, None],
             blow,
-            blows: 0,
+            strikes: Vec::new(),
             last_news: now,
             last_nudge: now,
         }
@@ -179,7 +189,7 @@ impl<'a> Driver<'a> {
             began,
             last_came,
             ended: now(),
-            blows: self.blows,
+            strikes: self.strikes,
         }
     }
 
@@ -444,7 +454,6 @@ impl<'a> Driver<'a> {
             Blow::At(time) => {
                 let is_due = at >= *time && self.made.iter().sum::<usize>() < self.pods;
                 if is_due {
-                    self.blows += 1;
                     self.blow = self.strike();
                 }
                 return;
@@ -455,7 +464,7 @@ impl<'a> Driver<'a> {
                     Some(status) => assert!(status.success(), "the kubelet is not back: {status}"),
                     None => return,
                 }
-                self.world.is_ready().await
+                serves(self.world, &mut self.daemon).await
             }
             Blow::Leaving(since) => {
                 assert_in_time(at, *since, "the daemon does not stop");
@@ -463,7 +472,7 @@ impl<'a> Driver<'a> {
             }
             Blow::Daemon(since) => {
                 assert_in_time(at, *since, "the daemon is not back");
-                self.world.is_ready().await
+                serves(self.world, &mut self.daemon).await
             }
             Blow::Successor { since, probed } => {
                 assert_in_time(at, *since, "the successor is not ready");
@@ -494,26 +503,53 @@ impl<'a> Driver<'a> {
     }
 
     fn strike(&mut self) -> Blow {
-        if self.load.blows == Blows::Updates {
-            self.world.begin_update();
-            let since = now();
-            let probed = since;
-            return Blow::Successor { since, probed };
-        }
+        let is_update = self.load.blows == Blows::Updates;
+        let whom = match is_update {
+            true => Struck::Nobody,
+            false if self.dice.below(2) == 1 => Struck::Kubelet,
+            false => Struck::Daemon,
+        };
+        let at = now();
+        self.strikes.push(Strike { at, whom });
         let is_kill = self.load.blows == Blows::Kills;
-        if self.dice.below(2) == 1 {
-            let signal = if is_kill { "KILL" } else { "TERM" };
-            let command = format!("restart kubelet {signal}");
-            return Blow::Kubelet(self.world.begin_control(&command), now());
+        match (whom, &mut self.daemon) {
+            (Struck::Nobody, _) => {
+                self.world.begin_update();
+                Blow::Successor {
+                    since: at,
+                    probed: at,
+                }
+            }
+            (Struck::Kubelet, daemon) => {
+                if let Daemon::StandIns(stand_ins) = daemon {
+                    stand_ins.follow_to_next_kubelet();
+                }
+                let signal = if is_kill { "KILL" } else { "TERM" };
+                let command = format!("restart kubelet {signal}");
+                Blow::Kubelet(self.world.begin_control(&command), at)
+            }
+            (Struck::Daemon, Daemon::StandIns(stand_ins)) => {
+                stand_ins.restart();
+                Blow::Daemon(at)
+            }
+            (Struck::Daemon, Daemon::Bridge) if is_kill => {
+                self.world.kill_daemon();
+                self.world.spawn_daemon();
+                Blow::Daemon(at)
+            }
+            (Struck::Daemon, Daemon::Bridge) => {
+                self.world.signal_daemon("TERM");
+                Blow::Leaving(at)
+            }
         }
-        if is_kill {
-            self.world.kill_daemon();
-            self.world.spawn_daemon();
-            Blow::Daemon(now())
-        } else {
-            self.world.signal_daemon("TERM");
-            Blow::Leaving(now())
-        }
+    }
+}
+
+/// Whether both kinds of pods are served, after a blow.
+async fn serves(world: &mut World, daemon: &mut Daemon<'_>) -> bool {
+    match daemon {
+        Daemon::Bridge => world.is_ready().await,
+        Daemon::StandIns(stand_ins) => stand_ins.are_back().await,
     }
 }
 

@@ -11,26 +11,21 @@ use crate::standin::StandIns;
 use crate::world::{Setup, World, repository};
 
 /// Whom the pods are driven against.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Daemon {
+pub enum Daemon<'a> {
     Bridge,
     /// A device plugin and a DRA driver that know nothing of each other.
-    StandIns,
+    StandIns(&'a mut StandIns),
 }
 
-impl Daemon {
-    pub fn word(self) -> &'static str {
-        match self {
-            Self::Bridge => "bridge",
-            Self::StandIns => "stand-ins",
-        }
-    }
+/// As rows call them.
+const BRIDGE: &str = "bridge";
+const STAND_INS: &str = "stand-ins";
 
-    fn named(name: &str) -> Self {
-        match name {
-            "bridge" => Self::Bridge,
-            "stand-ins" => Self::StandIns,
-            other => panic!("there is no daemon {other:?}; there are bridge and stand-ins"),
+impl Daemon<'_> {
+    pub fn word(&self) -> &'static str {
+        match self {
+            Self::Bridge => BRIDGE,
+            Self::StandIns(_) => STAND_INS,
         }
     }
 }
@@ -40,7 +35,7 @@ struct Wish {
     seed: u64,
     pods: usize,
     load: Load,
-    daemon: Daemon,
+    daemon: String,
     out: PathBuf,
 }
 
@@ -62,30 +57,37 @@ impl Wish {
             seed: number("SEED", "1"),
             pods: usize::try_from(number("PODS", "200")).expect("not that many"),
             load: Load::named(&variable("LOAD", "high")),
-            daemon: Daemon::named(&variable("DAEMON", "bridge")),
+            daemon: variable("DAEMON", BRIDGE),
             out: repository().join(variable("OUT", "target/churn")),
         };
         assert!(
-            wish.daemon == Daemon::Bridge || wish.load.blows == Blows::None,
-            "the stand-ins do not come back after a restart of the kubelet: choose another load"
+            [BRIDGE, STAND_INS].contains(&wish.daemon.as_str()),
+            "there is no daemon {:?}; there are {BRIDGE} and {STAND_INS}",
+            wish.daemon
+        );
+        assert!(
+            wish.daemon == BRIDGE || wish.load.blows != Blows::Updates,
+            "nobody follows the stand-ins in an update: choose another load"
         );
         wish
     }
 
     fn file(&self, end: &str) -> PathBuf {
-        let name = format!(
-            "{}-{}-{}.{end}",
-            self.daemon.word(),
-            self.load.name,
-            self.seed
-        );
+        let name = format!("{}-{}-{}.{end}", self.daemon, self.load.name, self.seed);
         self.out.join(name)
     }
 }
 
 /// One run against one daemon.
-pub async fn run(world: &mut World, load: Load, seed: u64, pods: usize) -> Evidence {
-    let run = Driver::new(world, load, seed, pods).await.run().await;
+pub async fn run(
+    world: &mut World,
+    daemon: Daemon<'_>,
+    load: Load,
+    seed: u64,
+    pods: usize,
+) -> Evidence {
+    let driver = Driver::new(world, daemon, load, seed, pods).await;
+    let run = driver.run().await;
     Evidence::of(run, world)
 }
 
@@ -95,25 +97,21 @@ async fn one_run() {
     let wish = Wish::read();
     let mut setup = Setup::shared(wish.load.gpus);
     setup.in_pods = wish.load.blows == Blows::Updates;
-    let mut world;
-    let _stand_ins;
-    match wish.daemon {
-        Daemon::Bridge => {
-            let Some(started) = World::start(setup).await else {
-                return;
-            };
-            world = started;
-        }
-        Daemon::StandIns => {
-            let Some(started) = World::without_daemon(setup).await else {
-                return;
-            };
-            world = started;
-            _stand_ins = StandIns::start(&world).await;
-        }
+    let mut stand_ins = None;
+    let started = if wish.daemon == BRIDGE {
+        World::start(setup).await
+    } else {
+        World::without_daemon(setup).await
+    };
+    let Some(mut world) = started else {
+        return;
+    };
+    if wish.daemon == STAND_INS {
+        stand_ins = Some(StandIns::start(&world).await);
     }
-    let evidence = run(&mut world, wish.load, wish.seed, wish.pods).await;
-    let row = evidence.row(wish.daemon.word());
+    let daemon = stand_ins.as_mut().map_or(Daemon::Bridge, Daemon::StandIns);
+    let evidence = run(&mut world, daemon, wish.load, wish.seed, wish.pods).await;
+    let row = evidence.row(&wish.daemon);
     fs::create_dir_all(&wish.out).expect("the folder of results");
     let json = serde_json::to_string(&row).expect("a row is JSON");
     fs::write(wish.file("json"), json + "\n").expect("the row is written");
@@ -121,7 +119,8 @@ async fn one_run() {
     for (words, count) in &row.words {
         println!("{count} x {words}");
     }
-    let stories = trace::stories(&evidence, &world);
+    print!("{}", row.gaps.told());
+    let stories = trace::stories(&evidence);
     if !stories.is_empty() {
         fs::write(wish.file("txt"), &stories).expect("the stories are written");
         println!(
@@ -164,22 +163,36 @@ fn report(rows: &[Row]) -> String {
     ];
     lines.extend(rows.iter().map(table::line));
     lines.push(String::new());
-    let of = |daemon: Daemon| rows.iter().filter(move |row| row.daemon == daemon.word());
-    let has_goal = |row: &&Row| Load::named(&row.load).has_goal;
-    let judged: Vec<&Row> = of(Daemon::Bridge).filter(has_goal).collect();
-    lines.push(format!("- {}", table::verdict("The bridge", &judged)));
-    for load in LOADS.iter().filter(|load| !load.has_goal) {
-        let its: Vec<&Row> = of(Daemon::Bridge)
-            .filter(|row| row.load == load.name)
-            .collect();
+    let of = |daemon: &'static str| rows.iter().filter(move |row| row.daemon == daemon);
+    let load_of = |row: &&Row| Load::named(&row.load);
+    let has_goal = |row: &&Row| load_of(row).has_goal;
+    let mut judge = |what: &str, its: Vec<&Row>| {
         if !its.is_empty() {
-            let what = format!("The bridge, `{}` alone", load.name);
-            lines.push(format!("- {}", table::verdict(&what, &its)));
+            lines.push(format!("- {}", table::verdict(what, &its)));
         }
+    };
+    judge("The bridge", of(BRIDGE).filter(has_goal).collect());
+    for load in LOADS.iter().filter(|load| !load.has_goal) {
+        let its = of(BRIDGE).filter(|row| row.load == load.name);
+        judge(&format!("The bridge, `{}` alone", load.name), its.collect());
     }
-    let others: Vec<&Row> = of(Daemon::StandIns).collect();
-    lines.push(format!("- {}", table::verdict("Two stand-ins", &others)));
+    let has_blows = |row: &&Row| load_of(row).blows != Blows::None;
+    let (struck, others) = of(STAND_INS).partition(has_blows);
+    judge("Two stand-ins", others);
+    judge("Two stand-ins, loads with blows alone", struck);
+    lines.extend(rows.iter().filter_map(gaps));
     lines.join("\n") + "\n"
+}
+
+/// The gaps of a run, one by one.
+fn gaps(row: &Row) -> Option<String> {
+    let told = row.gaps.told();
+    (!told.is_empty()).then(|| {
+        format!(
+            "\n{}, load `{}`, seed {}:\n\n```\n{told}```",
+            row.daemon, row.load, row.seed
+        )
+    })
 }
 
 #[test]

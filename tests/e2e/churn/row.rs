@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::audit::{Audit, Clock};
 use super::driver::Run;
+use super::gaps::{Gaps, Kubelet};
 use super::life::{Life, is_forbidden};
 use super::load::Kind;
 use crate::record::{Double, Holder, Record};
@@ -82,6 +83,9 @@ pub struct Row {
     /// Pods that failed or were evicted in the round with the most of them.
     pub most_lost_in_a_round: usize,
     pub blows: u32,
+    /// Times without the kubelet's list, after a blow.
+    #[serde(default)]
+    pub gaps: Gaps,
     /// From the first pod to the last that came.
     pub seconds: u64,
     pub counted_failed: usize,
@@ -121,6 +125,7 @@ pub struct Evidence {
     pub audit: Audit,
     pub clock: Clock,
     pub daemon_log: String,
+    pub kubelet_log: String,
 }
 
 impl Evidence {
@@ -132,6 +137,8 @@ impl Evidence {
             audit: Audit::read(world, &clock),
             clock,
             daemon_log: world.daemon_log(),
+            kubelet_log: std::fs::read_to_string(world.state().join("log/kubelet.log"))
+                .unwrap_or_default(),
         }
     }
 
@@ -167,7 +174,8 @@ impl Evidence {
             successors: count(&|life| life.successor_of.is_some()),
             rounds: lives.iter().map(|life| life.round).max().unwrap_or(0),
             most_lost_in_a_round: most_lost_in_a_round(&lives),
-            blows: run.blows,
+            blows: u32::try_from(run.strikes.len()).expect("a few"),
+            gaps: self.gaps(),
             seconds: run.last_came.saturating_sub(run.began).as_secs(),
             counted_failed: count(&|life| life.kind == Kind::Counted && life.failed.is_some()),
             prepare_refused: count(&|life| life.refusals.iter().any(|(_, why)| !is_forbidden(why))),
@@ -192,6 +200,12 @@ impl Evidence {
             words: self.words(),
             load_average: load_average(),
         }
+    }
+
+    fn gaps(&self) -> Gaps {
+        let run = &self.run;
+        let kubelet = Kubelet::read(&self.kubelet_log, &self.clock);
+        Gaps::of(&run.lives, &run.strikes, &kubelet, (run.began, run.ended))
     }
 
     /// GPU time in use, of all that there was while pods came.

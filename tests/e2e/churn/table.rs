@@ -10,7 +10,7 @@ const COLUMNS: [&str; 17] = [
     "load",
     "seed",
     "pods",
-    "counted Failed",
+    "counted Failed (in gaps / of those that came in them)",
     "Prepare refused (+ forbidden)",
     "stuck > 15 s (+ Kubernetes' own)",
     "evicted",
@@ -43,7 +43,7 @@ pub fn line(row: &Row) -> String {
         },
         row.seed.to_string(),
         row.pods.to_string(),
-        row.counted_failed.to_string(),
+        failed(row),
         and_more(row.prepare_refused, row.prepare_forbidden),
         and_more(row.stuck, row.stuck_by_kubernetes),
         if row.rounds == 0 {
@@ -86,7 +86,32 @@ pub fn verdict(what: &str, rows: &[&Row]) -> String {
         each(lost),
         each(stuck)
     );
+    let times = sum(&|row| row.gaps.all.len());
+    if times > 0 {
+        let _ = write!(
+            text,
+            " The kubelet had no list {times} times: of {} counted pods that came meanwhile {} failed, and {} at any other time.",
+            sum(&|row| row.gaps.on_their_way()),
+            sum(&|row| row.gaps.failed()),
+            sum(&|row| row.gaps.failed_outside.len())
+        );
+    }
     text
+}
+
+/// How many counted pods failed, and how many of them in a gap, where there was one.
+fn failed(row: &Row) -> String {
+    let gaps = &row.gaps;
+    if gaps.all.is_empty() {
+        return row.counted_failed.to_string();
+    }
+    format!(
+        "{} ({} / {}, longest {:.1} s)",
+        row.counted_failed,
+        gaps.failed(),
+        gaps.on_their_way(),
+        gaps.longest_s()
+    )
 }
 
 fn and_more(count: usize, more: usize) -> String {

@@ -1,14 +1,12 @@
 //! What happened around the pods that were lost, from everybody's log, in the order of time.
 
 use std::fmt::Write as _;
-use std::fs;
 use std::time::Duration;
 
 use super::audit::{Audit, Clock};
 use super::life::{Life, Lives};
 use super::row::Evidence;
 use crate::record::Record;
-use crate::world::World;
 
 /// Pods whose story is told; more of them have the same reasons.
 const TOLD: usize = 20;
@@ -28,20 +26,22 @@ struct Moment {
 
 /// The stories of all pods that failed, were evicted, refused or stuck without Kubernetes' fault; empty if there are
 /// none.
-pub fn stories(evidence: &Evidence, world: &World) -> String {
+pub fn stories(evidence: &Evidence) -> String {
     let lives = &evidence.run.lives;
-    let lost: Vec<(&String, &Life, Duration, String)> = lives
+    let mut lost: Vec<(&String, &Life, Duration, String)> = lives
         .iter()
         .filter_map(|(name, life)| {
             let (until, why) = trouble(life, &evidence.audit)?;
             Some((name, life, until, why))
         })
-        .take(TOLD)
         .collect();
+    // Those that are lost for good come first.
+    lost.sort_by_key(|(_, life, ..)| life.failed.is_none());
+    lost.truncate(TOLD);
     if lost.is_empty() {
         return String::new();
     }
-    let moments = moments(evidence, world);
+    let moments = moments(evidence);
     let mut text = String::new();
     for (name, life, until, why) in lost {
         let zero = life.bound.unwrap_or(life.created);
@@ -79,7 +79,7 @@ fn trouble(life: &Life, audit: &Audit) -> Option<(Duration, String)> {
 }
 
 /// Everything that anybody noted, sorted.
-fn moments(evidence: &Evidence, world: &World) -> Vec<Moment> {
+fn moments(evidence: &Evidence) -> Vec<Moment> {
     let clock = &evidence.clock;
     let mut all = Vec::new();
     of_lives(&evidence.run.lives, &mut all);
@@ -92,12 +92,7 @@ fn moments(evidence: &Evidence, world: &World) -> Vec<Moment> {
         });
     }
     of_daemon(&evidence.daemon_log, clock, &mut all);
-    let kubelet = world.state().join("log/kubelet.log");
-    of_kubelet(
-        &fs::read_to_string(kubelet).unwrap_or_default(),
-        clock,
-        &mut all,
-    );
+    of_kubelet(&evidence.kubelet_log, clock, &mut all);
     all.sort_by_key(|moment| moment.at);
     all
 }
@@ -160,7 +155,7 @@ fn of_daemon(log: &str, clock: &Clock, all: &mut Vec<Moment>) {
     }
 }
 
-/// The kubelet's lines about devices and the admission of pods. Its clock is that of klog: month and day, UTC here.
+/// The kubelet's lines about devices and the admission of pods.
 fn of_kubelet(log: &str, clock: &Clock, all: &mut Vec<Moment>) {
     const WORDS: [&str; 9] = [
         "SyncLoop ADD",
@@ -174,20 +169,16 @@ fn of_kubelet(log: &str, clock: &Clock, all: &mut Vec<Moment>) {
         "ResourceClaim",
     ];
     for line in log.lines() {
-        let mut parts = line.splitn(3, ' ');
-        let (Some(day), Some(time), Some(what)) = (parts.next(), parts.next(), parts.next()) else {
+        let Some((at, what)) = clock.klog(line) else {
             continue;
         };
-        let is_meant = WORDS.iter().any(|word| what.contains(word));
-        if !is_meant || day.len() != 5 || !day.is_ascii() {
-            continue;
+        if WORDS.iter().any(|word| what.contains(word)) {
+            all.push(Moment {
+                at,
+                who: "kubelet",
+                what: cut(what.trim_start(), WIDTH),
+            });
         }
-        let time = format!("{}-{}-{}T{time}Z", Clock::year(), &day[1..3], &day[3..5]);
-        all.push(Moment {
-            at: clock.monotonic(&time),
-            who: "kubelet",
-            what: cut(what.trim_start(), WIDTH),
-        });
     }
 }
 
