@@ -13,6 +13,12 @@ const CONTEST_LASTS: Duration = Duration::from_secs(10);
 /// How many times longer nobody must come before units rest where that is likely to be a race: both kinds compete, or
 /// few units are free, which is where somebody is likely to wait. Turns serve both kinds meanwhile.
 const LONGER_QUIET: u32 = 8;
+/// So many new pods of each kind, none later than [`CONTEST_WITHIN`] after the one before, are the bursts of two
+/// controllers, which come again.
+const CROWD: u32 = 4;
+/// For so long nothing rests after them. All of them are on their way before a taint or a count can follow, so what
+/// rests when they come again is a race that one in twenty of their claims has lost.
+const APART_AFTER_CROWD: Duration = Duration::from_secs(60);
 /// For so long nothing rests after a lost race: the rest is a bet that pods of both kinds do not come within the time
 /// that a taint takes, and here they do. Bursts of two controllers come again.
 const APART_FIRST: Duration = Duration::from_secs(15 * 60);
@@ -29,10 +35,22 @@ pub(crate) struct Arrivals {
     claimed: Option<Duration>,
     /// When both kinds came within [`CONTEST_WITHIN`] last.
     contested: Option<Duration>,
+    /// Those who have come without a break.
+    crowd: Crowd,
+    /// When there was a crowd of both kinds last.
+    crowded: Option<Duration>,
     /// The kind of the first arrival since the last [`take`](Self::take).
     first: Option<Face>,
     /// The last lost race, and how long nothing rests after it.
     lost: Option<Lost>,
+}
+
+/// New pods that came without a break of [`CONTEST_WITHIN`], up to [`CROWD`] of each kind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
+struct Crowd {
+    last: Duration,
+    counted: u32,
+    claimed: u32,
 }
 
 /// A lost race.
@@ -58,6 +76,27 @@ impl Arrivals {
         };
         if other.is_some_and(|other| now.saturating_sub(other) <= CONTEST_WITHIN) {
             self.contested = Some(now);
+        }
+    }
+
+    /// Notes that so many new pods came for units.
+    pub(crate) fn note_new(&mut self, face: Face, pods: usize, now: Duration) {
+        if pods == 0 {
+            return;
+        }
+        self.note(face, now);
+        if now.saturating_sub(self.crowd.last) > CONTEST_WITHIN {
+            self.crowd = Crowd::default();
+        }
+        self.crowd.last = now;
+        let came = match face {
+            Face::Legacy => &mut self.crowd.counted,
+            Face::Dra => &mut self.crowd.claimed,
+        };
+        let pods = u32::try_from(pods).unwrap_or(u32::MAX);
+        *came = came.saturating_add(pods).min(CROWD);
+        if self.crowd.counted.min(self.crowd.claimed) == CROWD {
+            self.crowded = Some(now);
         }
     }
 
@@ -91,8 +130,9 @@ impl Arrivals {
             .is_some_and(|contested| last.saturating_sub(contested) <= CONTEST_LASTS);
         let longer = contested || is_scarce;
         let quiet = last + quiet * if longer { LONGER_QUIET } else { 1 };
-        let apart = self.lost.map(|lost| lost.at + lost.apart);
-        quiet.max(apart.unwrap_or_default())
+        let lost = self.lost.map(|lost| lost.at + lost.apart);
+        let crowded = self.crowded.map(|crowded| crowded + APART_AFTER_CROWD);
+        quiet.max(lost.max(crowded).unwrap_or_default())
     }
 }
 
@@ -104,6 +144,8 @@ impl Arrivals {
             counted,
             claimed,
             contested,
+            crowd,
+            crowded,
             first,
             lost,
         } = self;
@@ -124,6 +166,17 @@ impl Arrivals {
             contested: contested
                 .filter(counts)
                 .map(|at| clocks.past(at, CONTEST_LASTS + longest)),
+            crowd: if clocks.age(crowd.last) <= CONTEST_WITHIN {
+                Crowd {
+                    last: clocks.past(crowd.last, CONTEST_WITHIN),
+                    ..crowd
+                }
+            } else {
+                Crowd::default()
+            },
+            crowded: crowded
+                .filter(|at| clocks.age(*at) <= APART_AFTER_CROWD)
+                .map(|at| clocks.past(at, APART_AFTER_CROWD)),
             first,
             lost: lost.filter(remembered).map(|lost| Lost {
                 at: clocks.past(lost.at, lost.apart + APART_LAST),

@@ -121,6 +121,13 @@ impl Motion {
         self.burst_ends = None;
     }
 
+    /// Notes that somebody came in this turn.
+    fn take_turn(&mut self) {
+        if let Some(turn) = &mut self.turn {
+            turn.taken = true;
+        }
+    }
+
     /// Whether pods may still come that were scheduled while everything rested.
     fn is_in_burst(&self, now: Duration) -> bool {
         self.burst_ends.is_some_and(|ends| now < ends)
@@ -287,8 +294,15 @@ impl Transition {
     pub(crate) fn arrive(&mut self, face: Face) {
         let motion = &mut self.pool.seen.motion;
         motion.arrivals.note(face, self.now.uptime);
-        if let Some(turn) = &mut motion.turn {
-            turn.taken = true;
+        motion.take_turn();
+    }
+
+    /// Notes that so many new pods came for units.
+    fn arrive_new(&mut self, face: Face, pods: usize) {
+        if pods > 0 {
+            let motion = &mut self.pool.seen.motion;
+            motion.arrivals.note_new(face, pods, self.now.uptime);
+            motion.take_turn();
         }
     }
 
@@ -364,22 +378,18 @@ impl Transition {
             .map(|claim| claim.claim.uid.clone())
             .collect();
         let known = &seen.motion.known_pods;
-        let counted = pods.iter().any(|pod| !known.contains_key(pod));
+        let counted = pods.iter().filter(|pod| !known.contains_key(*pod)).count();
         let since = |pod: &PodUid| known.get(pod).copied().unwrap_or(self.now.uptime);
         let pods = pods
             .into_iter()
             .map(|pod| (pod.clone(), since(&pod)))
             .collect();
-        let claimed = !claims.is_subset(&seen.motion.known_claims);
+        let claimed = claims.difference(&seen.motion.known_claims).count();
         self.pool.seen.motion.known_pods = pods;
         self.pool.seen.motion.known_claims = claims;
-        if counted {
-            self.arrive(Face::Legacy);
-        }
-        if claimed {
-            self.arrive(Face::Dra);
-        }
-        claimed
+        self.arrive_new(Face::Legacy, counted);
+        self.arrive_new(Face::Dra, claimed);
+        claimed > 0
     }
 
     fn note_free(&mut self) {

@@ -515,6 +515,42 @@ fn a_contest_is_forgotten_when_one_kind_comes_alone_for_long() {
     assert!(alone < Duration::from_secs(1), "{alone:?}");
 }
 
+/// Lets so many pods of each kind come at the same moment, and go again.
+fn crowds_come(daemon: &mut Daemon, pods: usize) {
+    let counted: Vec<_> = (0..pods).map(|n| live(&format!("pod-{n}"), 1)).collect();
+    let claims: Vec<_> = (0..pods)
+        .map(|n| {
+            let (claim, pod) = (format!("claim-{n}"), format!("claimant-{n}"));
+            allocated(&claim, &[&format!("gpu-{n}")], &[&pod])
+        })
+        .collect();
+    daemon.see_pods(&counted);
+    daemon.see_claims(&claims);
+    daemon.see_pods(&[]);
+    daemon.see_claims(&[]);
+}
+
+#[test]
+fn after_bursts_of_both_kinds_nothing_is_on_both_sides_until_a_minute_has_passed_without_one() {
+    let mut daemon = resting(8);
+    for _ in 0..4 {
+        crowds_come(&mut daemon, 4);
+        for _ in 0..30 {
+            pass(&mut daemon, CALM);
+            assert!(!sides(&daemon).contains('R'), "{}", sides(&daemon));
+        }
+        daemon.uptime += Duration::from_secs(25);
+        pass(&mut daemon, CALM);
+        assert!(!sides(&daemon).contains('R'), "{}", sides(&daemon));
+    }
+    daemon.uptime += Duration::from_mins(1);
+    until_rest(&mut daemon);
+
+    crowds_come(&mut daemon, 3);
+    let few = until_rest(&mut daemon);
+    assert!(few < Duration::from_secs(5), "{few:?}");
+}
+
 #[test]
 fn half_of_a_node_or_less_rests_only_after_a_longer_quiet() {
     let mut daemon = resting(2);
