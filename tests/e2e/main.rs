@@ -18,6 +18,8 @@ mod arrivals;
 mod churn;
 mod conflicts;
 mod containerd;
+#[path = "../../bridge/tests/common/dcgm.rs"]
+mod dcgm;
 mod demand;
 mod demo;
 mod experiments;
@@ -28,6 +30,7 @@ mod lifetimes;
 mod lost_race;
 mod objects;
 mod record;
+mod requests;
 mod restarts;
 mod rights;
 mod rivals;

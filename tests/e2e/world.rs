@@ -36,8 +36,8 @@ pub enum Runtime {
 pub struct Setup {
     /// What runs the containers.
     pub runtime: Runtime,
-    /// GPUs of the fake node.
-    pub gpus: u32,
+    /// The fake node.
+    pub scenario: Scenario,
     /// The daemon's configuration file.
     pub config: String,
     /// Flags of `cluster up`.
@@ -51,7 +51,7 @@ impl Setup {
     pub fn split(legacy: u32, dra: u32) -> Self {
         Self {
             runtime: Runtime::Fake,
-            gpus: legacy + dra,
+            scenario: Scenario::h100(legacy + dra),
             config: format!(
                 "apiVersion: gpu-bridge.dev/v1alpha1\nmode: both\nlimits:\n  legacy: {legacy}\n  dra: {dra}\n"
             ),
@@ -64,7 +64,7 @@ impl Setup {
     pub fn shared(gpus: u32) -> Self {
         Self {
             runtime: Runtime::Fake,
-            gpus,
+            scenario: Scenario::h100(gpus),
             config: "apiVersion: gpu-bridge.dev/v1alpha1\nmode: both\n".to_owned(),
             cluster_flags: Vec::new(),
             in_pods: false,
@@ -79,6 +79,13 @@ impl Setup {
             setup.config.push_str(&format!("  {line}\n"));
         }
         setup
+    }
+
+    /// On a node of a scenario, given as YAML.
+    pub fn on(mut self, scenario: &str) -> Self {
+        let parsed = Scenario::parse(Path::new("scenario.yaml"), scenario);
+        self.scenario = parsed.expect("a scenario");
+        self
     }
 
     /// With a file of `manifests/` applied besides what every world has.
@@ -200,8 +207,8 @@ impl World {
             .prefix("gb")
             .tempdir()
             .expect("a temporary folder");
-        let node = FakeNode::create(&dir.path().join("node"), &Scenario::h100(setup.gpus))
-            .expect("a fake node");
+        let node =
+            FakeNode::create(&dir.path().join("node"), &setup.scenario).expect("a fake node");
         let config = dir.path().join("config.yaml");
         fs::write(&config, &setup.config).expect("the configuration is written");
         write_gpu_table(&node, &dir.path().join("gpus.json"));
