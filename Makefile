@@ -1,5 +1,5 @@
 # Every target is one line. `make test` is what CI runs; `make demo` is where to start.
-.PHONY: help setup check test demo cluster cluster-down cluster-build e2e e2e-containerd churn churn-long soak kills proof fuzz model model-long regen
+.PHONY: help setup check test demo cluster cluster-down cluster-build e2e e2e-containerd churn churn-long soak kills bench proof fuzz model model-long deny deny-advisories regen
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' Makefile | expand -t 18
@@ -47,6 +47,9 @@ kills: setup ## kill -9 of the daemon at every step and of the kubelet, no clust
 	@cargo test -p gpu-bridge --test daemon --no-run
 	@cargo test -q -p gpu-bridge --test daemon -- --ignored --exact kills::as_many_kills_as_wanted_lose_no_hold_and_invent_none --nocapture
 
+bench: setup ## time, memory and CPU beside their floors, no cluster: a quiet machine for half an hour; BENCH_ROUNDS=20 BENCH_IDLE_SECONDS=600
+	@tests/bench.sh
+
 proof: setup cluster-build ## the numbers behind the promise on one page: a quarter of an hour
 	@tests/proof.sh
 
@@ -58,6 +61,12 @@ model: setup ## every state of small nodes around the pool, and rules broken on 
 
 model-long: setup ## the same, and each node whole: hours, and many GB of memory
 	@MODEL=whole cargo test -q --profile model -p model --test model -- --ignored --nocapture --test-threads=1 every_state
+
+deny: ## licences, versions and sources of all dependencies, without a network; needs cargo-deny
+	cargo deny --offline check licenses bans sources
+
+deny-advisories: ## what is known against them: asks for the newest list of advisories
+	cargo deny check advisories
 
 regen: ## rewrite the Rust of the .proto files and every golden file; read the diff before you commit it
 	UPDATE_PROTO=1 UPDATE_EXPECT=1 cargo test --workspace --lib --test bootstrap --test admin

@@ -11,8 +11,12 @@
 )]
 
 mod adoption;
+mod bench;
 mod claims;
 mod clock;
+mod costs;
+#[path = "../common/dcgm.rs"]
+mod dcgm;
 #[path = "../../../tests/e2e/churn/dice.rs"]
 #[allow(
     dead_code,
@@ -34,6 +38,7 @@ mod live;
 mod log;
 mod mistakes;
 mod modes;
+mod monitoring;
 mod peers;
 mod privileges;
 mod process;

@@ -697,7 +697,7 @@ impl World {
     }
 
     /// The newest socket of our device plugin.
-    fn device_plugin_socket(&self) -> Option<PathBuf> {
+    pub(crate) fn device_plugin_socket(&self) -> Option<PathBuf> {
         let entries = fs::read_dir(self.device_plugin_dir()).unwrap();
         let paths = entries.map(|entry| entry.unwrap().path());
         let ours = paths.filter(|path| {

@@ -264,6 +264,12 @@ impl ApiServer {
         let key = (verb.to_owned(), resource.to_owned());
         lock(&self.shared.counts).get(&key).copied().unwrap_or(0)
     }
+
+    /// The same for every verb and resource that was asked for.
+    #[must_use]
+    pub fn counts(&self) -> BTreeMap<(String, String), u64> {
+        lock(&self.shared.counts).clone()
+    }
 }
 
 impl Shared {

@@ -1,0 +1,527 @@
+//! What the daemon costs in time, memory and CPU, beside what nobody could do without: `make bench`.
+//!
+//! Each figure of a call stands beside its floor, measured in the same run on the same file system: an empty call on the
+//! same socket, one save of a file as large as the ledger, one GET of a claim, one question about the processes of all
+//! GPUs. Nothing is judged, since a machine may be busy; a round in every run of the tests shows that it runs.
+
+use std::fmt::Write as _;
+use std::fs::{self, File};
+use std::io::Write as _;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use bridge_nvml::{Options, Session};
+use dra_proto::v1::dra_plugin_client::DraPluginClient;
+use dra_proto::v1::{Claim, NodePrepareResourcesRequest, NodeUnprepareResourcesRequest};
+use futures::future::join_all;
+use k8s_openapi::api::resource::v1::ResourceClaim;
+use kube::{Api, Client};
+use legacy_proto::deviceplugin::device_plugin_client::DevicePluginClient;
+use legacy_proto::deviceplugin::{
+    AllocateRequest, ContainerAllocateRequest, ContainerPreferredAllocationRequest, Empty,
+    PreferredAllocationRequest,
+};
+use testkit::{Pod, dial};
+use tonic::transport::Channel;
+
+use crate::process::gpu_bridge;
+use crate::world::{DRIVER, NAMESPACE, RESOURCE, SOON, World, claim_uid, from_environment, until};
+
+/// GPUs of a usual node.
+const GPUS: u32 = 8;
+/// GPUs of a large one.
+const MANY: u32 = 16;
+/// Pods that the kubelet lists on a node in use.
+const LISTED: u32 = 30;
+/// Questions for a preference in each round.
+const QUESTIONS: u64 = 20;
+/// What a call may take beyond its floor.
+const BEYOND: Duration = Duration::from_micros(500);
+/// How often is looked for the first list: short beside a start of some ten milliseconds.
+const LOOK: Duration = Duration::from_micros(500);
+
+// --- Calls, as the kubelet makes them ---
+
+/// Connections to both faces.
+pub(crate) struct Calls {
+    counted: DevicePluginClient<Channel>,
+    claims: DraPluginClient<Channel>,
+}
+
+impl Calls {
+    pub(crate) fn of(world: &World) -> Self {
+        let plugin = world.device_plugin_socket().expect("the plugin serves");
+        let driver = world.path("k/plugins").join(DRIVER).join("dra.sock");
+        Self {
+            counted: DevicePluginClient::new(dial::localhost(&plugin)),
+            claims: DraPluginClient::new(dial::localhost(&driver)),
+        }
+    }
+
+    /// Nothing but the way there and back.
+    async fn nothing(&self) -> Result<(), String> {
+        let mut plugin = self.counted.clone();
+        let answer = plugin.get_device_plugin_options(Empty {}).await;
+        answer.map(drop).map_err(|status| status.to_string())
+    }
+
+    pub(crate) async fn allocate(&self, id: String) -> Result<(), String> {
+        let request = AllocateRequest {
+            container_requests: vec![ContainerAllocateRequest {
+                devices_ids: vec![id],
+            }],
+        };
+        let answer = self.counted.clone().allocate(request).await;
+        answer.map(drop).map_err(|status| status.to_string())
+    }
+
+    async fn prefer(&self, ids: &[String], size: usize) -> Result<(), String> {
+        let request = PreferredAllocationRequest {
+            container_requests: vec![ContainerPreferredAllocationRequest {
+                available_device_i_ds: ids.to_vec(),
+                must_include_device_i_ds: Vec::new(),
+                allocation_size: i32::try_from(size).expect("a node's GPUs"),
+            }],
+        };
+        let answer = self.counted.clone().get_preferred_allocation(request).await;
+        let answer = answer.map_err(|status| status.to_string())?.into_inner();
+        let given = answer.container_responses.iter();
+        let given: usize = given.map(|container| container.device_i_ds.len()).sum();
+        assert_eq!(given, size, "as many as were asked for");
+        Ok(())
+    }
+
+    pub(crate) async fn prepare(&self, claim: &str) -> Result<(), String> {
+        let request = NodePrepareResourcesRequest {
+            claims: vec![named(claim)],
+        };
+        let answer = self.claims.clone().node_prepare_resources(request).await;
+        let answer = answer.map_err(|status| status.to_string())?.into_inner();
+        match answer.claims[&claim_uid(claim)].error.as_str() {
+            "" => Ok(()),
+            refused => Err(refused.to_owned()),
+        }
+    }
+
+    pub(crate) async fn unprepare(&self, claim: &str) -> Result<(), String> {
+        let request = NodeUnprepareResourcesRequest {
+            claims: vec![named(claim)],
+        };
+        let answer = self.claims.clone().node_unprepare_resources(request).await;
+        let answer = answer.map_err(|status| status.to_string())?.into_inner();
+        match answer.claims[&claim_uid(claim)].error.as_str() {
+            "" => Ok(()),
+            refused => Err(refused.to_owned()),
+        }
+    }
+}
+
+fn named(claim: &str) -> Claim {
+    Claim {
+        namespace: NAMESPACE.to_owned(),
+        name: claim.to_owned(),
+        uid: claim_uid(claim),
+    }
+}
+
+// --- Figures ---
+
+/// Times of one thing.
+#[derive(Debug, Default)]
+struct Times(Vec<Duration>);
+
+impl Times {
+    /// Measures one of them.
+    async fn take<T>(&mut self, work: impl Future<Output = T>) -> T {
+        let start = Instant::now();
+        let done = work.await;
+        self.0.push(start.elapsed());
+        done
+    }
+
+    /// The time that so many in a hundred don't exceed.
+    fn percentile(&self, percent: usize) -> Duration {
+        let mut times = self.0.clone();
+        times.sort();
+        let last = times.len().saturating_sub(1);
+        times.get(last * percent / 100).copied().unwrap_or_default()
+    }
+
+    fn middle(&self) -> Duration {
+        self.percentile(50)
+    }
+}
+
+fn ms(time: Duration) -> String {
+    format!("{:.2}", time.as_secs_f64() * 1000.0)
+}
+
+/// What is told at the end.
+#[derive(Debug, Default)]
+struct Page(String);
+
+impl Page {
+    fn line(&mut self, line: &str) {
+        self.0.push_str(line);
+        self.0.push('\n');
+    }
+
+    /// A row about times, its floor and its goal.
+    fn row(&mut self, what: &str, times: &Times, floor: Duration, goal: Duration) {
+        let (middle, worst) = (times.middle(), times.percentile(99));
+        let verdict = if middle <= goal { "within" } else { "over" };
+        writeln!(
+            self.0,
+            "| {what} | {} | {} | {} | {} | {} {verdict} |",
+            times.0.len(),
+            ms(middle),
+            ms(worst),
+            ms(floor),
+            ms(goal),
+        )
+        .expect("a text can be written to");
+    }
+}
+
+/// What a call can't do without.
+#[derive(Debug, Default)]
+struct Floors {
+    call: Times,
+    save: Times,
+    get: Times,
+    processes: Times,
+}
+
+impl Floors {
+    fn of_allocate(&self) -> Duration {
+        self.call.middle() + self.save.middle() + self.processes.middle()
+    }
+
+    fn of_prepare(&self) -> Duration {
+        self.of_allocate() + self.get.middle()
+    }
+
+    /// So many of each, on the node as it is. `claim` is one that the API server has.
+    async fn measure(&mut self, world: &World, calls: &Calls, claim: &str) {
+        let api = world.api.url().parse().expect("an address");
+        let client = Client::try_from(kube::Config::new(api)).expect("a client");
+        let claims: Api<ResourceClaim> = Api::namespaced(client, NAMESPACE);
+        let options = Options {
+            library: Some(world.node.library()),
+            sys_root: world.node.sys_root(),
+            ..Options::default()
+        };
+        let nvml = Session::spawn(options).expect("a thread");
+        nvml.snapshot().await.expect("the fake NVML answers");
+        claims.get(claim).await.expect("the claim is there");
+        calls.nothing().await.expect("the plugin answers");
+        let ledger = fs::read(world.ledger()).expect("there is a ledger");
+        for _ in 0..GPUS {
+            self.call.take(calls.nothing()).await.expect("it answers");
+            let saved = async { save(&world.state_dir(), &ledger) };
+            self.save.take(saved).await.expect("there is room");
+            let read = self.get.take(claims.get(claim)).await;
+            read.expect("the claim is there");
+            let seen = self.processes.take(nvml.processes()).await;
+            seen.expect("the fake NVML answers");
+        }
+        nvml.shutdown().await.expect("it ends");
+    }
+}
+
+/// Replaces a file so that it lasts: what a save is at the least.
+fn save(folder: &Path, content: &[u8]) -> std::io::Result<()> {
+    let (temporary, file) = (folder.join("bench.tmp"), folder.join("bench"));
+    let mut written = File::create(&temporary)?;
+    written.write_all(content)?;
+    written.sync_all()?;
+    rustix::fs::rename(&temporary, &file)?;
+    File::open(folder)?.sync_all()
+}
+
+// --- Parts ---
+
+/// From the start of the process until the kubelet has been told of all GPUs, and until the slice is there.
+async fn starts(page: &mut Page, rounds: u64) {
+    let (mut nothing, mut first, mut again, mut slice) = (
+        Times::default(),
+        Times::default(),
+        Times::default(),
+        Times::default(),
+    );
+    for _ in 0..rounds {
+        let version = async { gpu_bridge().arg("--version").output() };
+        nothing.take(version).await.expect("the program runs");
+        let mut world = World::new(GPUS).await;
+        world.start_kubelet().await;
+        let start = Instant::now();
+        world.start_daemon();
+        first.0.push(listed(&world, start).await);
+        let has_slice = || world.slice().is_some_and(|it| it.len() == GPUS as usize);
+        slice.0.push(since(start, has_slice).await);
+        world.ready().await;
+        world.kill_daemon();
+        world
+            .kubelet()
+            .restart()
+            .await
+            .expect("the kubelet restarts");
+        let start = Instant::now();
+        world.start_daemon();
+        again.0.push(listed(&world, start).await);
+    }
+    let floor = nothing.middle();
+    let goal = Duration::from_millis(25);
+    page.row("first start to all ids listed", &first, floor, goal);
+    page.row("start on a ledger to all ids listed", &again, floor, goal);
+    let goal = Duration::from_millis(100);
+    page.row("first start to the slice", &slice, floor, goal);
+}
+
+async fn listed(world: &World, start: Instant) -> Duration {
+    let all = || {
+        let capacity = world.kubelet().capacity(RESOURCE);
+        capacity.is_some_and(|it| it.capacity == GPUS as usize)
+    };
+    since(start, all).await
+}
+
+/// How long it takes until something is so.
+async fn since(start: Instant, is_so: impl Fn() -> bool) -> Duration {
+    while !is_so() {
+        assert!(start.elapsed() < SOON, "it does not come");
+        tokio::time::sleep(LOOK).await;
+    }
+    start.elapsed()
+}
+
+/// Which devices the kubelet should take: a question that it waits for with every pod.
+async fn preferences(page: &mut Page, rounds: u64) {
+    let goals = [
+        (GPUS, Duration::from_micros(200)),
+        (MANY, Duration::from_millis(1)),
+    ];
+    for (gpus, goal) in goals {
+        let world = World::configured(gpus, "mode: legacy\n").await;
+        let calls = Calls::of(&world);
+        let ids: Vec<String> = world.node.gpus().into_iter().map(|gpu| gpu.uuid).collect();
+        let mut floor = Times::default();
+        let mut worst: Option<(usize, Times)> = None;
+        calls.nothing().await.expect("the plugin answers");
+        for size in 1..=ids.len() {
+            let mut times = Times::default();
+            for _ in 0..rounds * QUESTIONS {
+                floor.take(calls.nothing()).await.expect("it answers");
+                let answer = times.take(calls.prefer(&ids, size)).await;
+                answer.expect("it prefers some");
+            }
+            if worst
+                .as_ref()
+                .is_none_or(|(_, it)| it.middle() < times.middle())
+            {
+                worst = Some((size, times));
+            }
+        }
+        let (size, times) = worst.expect("there are sizes");
+        let what = format!("GetPreferredAllocation, the slowest size of {gpus}: {size}");
+        let floor = floor.middle();
+        page.row(&what, &times, floor, floor + goal);
+    }
+}
+
+/// One call after the other, and eight at once.
+async fn calls(page: &mut Page, rounds: u64) {
+    let mut floors = Floors::default();
+    let (mut allocate, mut prepare, mut unprepare) =
+        (Times::default(), Times::default(), Times::default());
+    let mut at_once = (Times::default(), Times::default());
+    let mut saves = (0, 0);
+    for round in 0..rounds {
+        let world = World::configured(MANY, "mode: both\n").await;
+        let calls = Calls::of(&world);
+        let claims: Vec<String> = (0..GPUS).map(|number| format!("gpu-{number}")).collect();
+        for device in &claims {
+            world.allocate_claim(device, device, device);
+        }
+        world.wait_for_holds("Reserved", claims.len()).await;
+        floors.measure(&world, &calls, &claims[0]).await;
+        for claim in &claims {
+            prepare
+                .take(calls.prepare(claim))
+                .await
+                .expect("it is free");
+        }
+        for claim in &claims {
+            unprepare
+                .take(calls.unprepare(claim))
+                .await
+                .expect("it is known");
+        }
+        let before = generation(&world).await;
+        let all = join_all(claims.iter().map(|claim| calls.prepare(claim)));
+        let all = at_once.1.take(all).await;
+        assert!(all.iter().all(Result::is_ok), "{all:?}");
+        saves.1 = saves.1.max(generation(&world).await - before);
+
+        let ids: Vec<String> = (GPUS..MANY)
+            .map(|number| world.gpu(&format!("gpu-{number}")).uuid)
+            .collect();
+        if round % 2 == 0 {
+            for id in ids {
+                allocate.take(calls.allocate(id)).await.expect("it is free");
+            }
+        } else {
+            let before = generation(&world).await;
+            let all = join_all(ids.into_iter().map(|id| calls.allocate(id)));
+            let all = at_once.0.take(all).await;
+            assert!(all.iter().all(Result::is_ok), "{all:?}");
+            saves.0 = saves.0.max(generation(&world).await - before);
+        }
+    }
+    let floor = floors.of_allocate();
+    page.row("Allocate", &allocate, floor, floor + BEYOND);
+    page.row("NodeUnprepareResources", &unprepare, floor, floor + BEYOND);
+    let floor = floors.of_prepare();
+    page.row("NodePrepareResources", &prepare, floor, floor + BEYOND);
+    if rounds > 1 {
+        let goal = (floors.of_allocate() + BEYOND) * 3;
+        page.row(
+            "8 Allocates at once, the last answer",
+            &at_once.0,
+            floor,
+            goal,
+        );
+    }
+    let goal = (floor + BEYOND) * 3;
+    page.row(
+        "8 Prepares at once, the last answer",
+        &at_once.1,
+        floor,
+        goal,
+    );
+    page.line("");
+    page.line(&format!(
+        "Floors, p50: an empty call {} ms, a save {} ms, a GET {} ms, the processes of {MANY} GPUs {} ms.",
+        ms(floors.call.middle()),
+        ms(floors.save.middle()),
+        ms(floors.get.middle()),
+        ms(floors.processes.middle()),
+    ));
+    page.line(&format!(
+        "Saves for 8 at once, the most of all rounds: {} for Allocates, {} for Prepares; 3 are the goal.",
+        saves.0, saves.1
+    ));
+}
+
+async fn generation(world: &World) -> u64 {
+    let status = world.status().await;
+    status["generation"].as_u64().expect("a number")
+}
+
+/// Memory, CPU and requests of a node where nothing happens, with pods that hold GPUs and with none that does.
+async fn idle(page: &mut Page, seconds: u64) {
+    for holding in [0, GPUS / 2] {
+        let mut world = World::running(GPUS).await;
+        for number in 0..holding {
+            world.run_counted(&format!("counted-{number}"), 1).await;
+            let device = format!("gpu-{number}");
+            world.run_claimant(&device, &device).await;
+        }
+        for number in 2 * holding..LISTED {
+            let (name, uid) = (format!("other-{number}"), format!("uid-{number}"));
+            let pod = Pod::new(NAMESPACE, &name, &uid).app("main", RESOURCE, 0);
+            world
+                .kubelet()
+                .admit(pod)
+                .await
+                .expect("it asks for nothing");
+            world.kubelet().run(&uid).await.expect("it runs");
+        }
+        world.readyz().await;
+        until("the last request is answered", SOON, async || {
+            let before = requests(&world);
+            tokio::time::sleep(Duration::from_secs(2)).await;
+            requests(&world) == before
+        })
+        .await;
+        let process = format!("/proc/{}", world.daemon().pid().as_raw_nonzero());
+        let process = Path::new(&process);
+        let (cpu, asked) = (cpu(process), requests(&world));
+        tokio::time::sleep(Duration::from_secs(seconds)).await;
+        let minutes = Duration::from_secs(seconds).as_secs_f64() / 60.0;
+        let cpu = (self::cpu(process) - cpu).as_secs_f64() * 1000.0 / minutes;
+        let status = fs::read_to_string(process.join("status")).expect("it runs");
+        let mib = |key: &str| number(&status, key) as f64 / 1024.0;
+        let asked = (requests(&world) - asked) as f64 / minutes;
+        page.line(&format!(
+            "Idle for {seconds} s, {LISTED} pods listed, {} of them with GPUs: {cpu:.1} ms of CPU a minute, \
+             {asked:.1} API requests a minute, {:.1} MiB resident ({:.1} anonymous), {} threads.",
+            2 * holding,
+            mib("VmRSS:"),
+            mib("RssAnon:"),
+            number(&status, "Threads:"),
+        ));
+    }
+}
+
+fn requests(world: &World) -> u64 {
+    world.api.counts().values().sum()
+}
+
+/// The time that all threads of a process have run, to the nanosecond.
+fn cpu(process: &Path) -> Duration {
+    let threads = fs::read_dir(process.join("task")).expect("the process runs");
+    let of_thread = |folder: &Path| -> u64 {
+        let text = fs::read_to_string(folder.join("schedstat")).unwrap_or_default();
+        let first = text.split_whitespace().next();
+        first.and_then(|it| it.parse().ok()).unwrap_or(0)
+    };
+    let threads = threads.filter_map(Result::ok);
+    Duration::from_nanos(threads.map(|it| of_thread(&it.path())).sum())
+}
+
+/// The number behind a key of `/proc/…/status`.
+fn number(status: &str, key: &str) -> u64 {
+    let line = status.lines().find_map(|line| line.strip_prefix(key));
+    let number = line.and_then(|line| line.split_whitespace().next());
+    let number = number.and_then(|it| it.parse().ok());
+    number.unwrap_or_else(|| panic!("no {key} in {status}"))
+}
+
+// --- The program ---
+
+async fn run(rounds: u64, idle_seconds: u64) -> Page {
+    let mut page = Page::default();
+    page.line("| what | measured | p50 ms | p99 ms | floor, p50 ms | goal ms |");
+    page.line("|---|---|---|---|---|---|");
+    starts(&mut page, rounds).await;
+    preferences(&mut page, rounds).await;
+    calls(&mut page, rounds).await;
+    idle(&mut page, idle_seconds).await;
+    page
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_round_of_the_bench_measures_everything() {
+    let page = run(1, 1).await.0;
+    for part in [
+        "first start to all ids listed",
+        "the slowest size of 16",
+        "NodePrepareResources",
+        "Saves for 8 at once",
+        "8 of them with GPUs",
+    ] {
+        assert!(page.contains(part), "{part:?} is missing in: {page}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "it takes many minutes of a quiet machine: run it with `make bench`"]
+async fn what_the_daemon_costs() {
+    let rounds = from_environment("BENCH_ROUNDS", 20);
+    let seconds = from_environment("BENCH_IDLE_SECONDS", 600);
+    let page = run(rounds, seconds).await.0;
+    let out = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/bench.md");
+    fs::write(&out, &page).expect("target is there");
+    eprintln!("{page}\nThe same is in {}.", out.display());
+}

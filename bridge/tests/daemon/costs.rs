@@ -1,0 +1,122 @@
+//! What the daemon costs others, in counts: saves for calls that come together, and requests of a node where nothing
+//! happens. How long things take is not judged here; see `bench`.
+
+use std::time::Duration;
+
+use fake_nvml::Fault;
+use futures::future::join_all;
+
+use crate::bench::Calls;
+use crate::world::{SOON, World, stays, until};
+
+/// GPUs of a kind, and calls at once.
+const CALLS: usize = 8;
+/// Saves that they may cost: the first call that comes is saved alone, the others meanwhile wait for the next.
+const SAVES: u64 = 3;
+/// How long each GPU takes to say which processes it has: so a call is not over before the others are there, and the
+/// answer about all GPUs comes well within the half second that the daemon gives it.
+const SLOWLY: Duration = Duration::from_millis(12);
+
+async fn saves(world: &World) -> u64 {
+    world.status().await["generation"].as_u64().unwrap()
+}
+
+/// Waits until nothing is saved any more.
+async fn saved_all(world: &World) -> u64 {
+    let mut last = saves(world).await;
+    loop {
+        let before = last;
+        let quiet = Duration::from_secs(1);
+        let until = tokio::time::Instant::now() + quiet;
+        while tokio::time::Instant::now() < until {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            last = saves(world).await;
+        }
+        if before == last {
+            return last;
+        }
+    }
+}
+
+#[tokio::test]
+async fn eight_calls_of_a_kind_at_once_cost_three_saves_at_most() {
+    let world = World::running(16).await;
+    let claims: Vec<String> = (0..CALLS).map(|number| format!("gpu-{number}")).collect();
+    for device in &claims {
+        world.allocate_claim(device, device, device);
+    }
+    world.wait_for_holds("Reserved", CALLS).await;
+    let calls = Calls::of(&world);
+    let processes = "nvmlDeviceGetComputeRunningProcesses_v3";
+    world
+        .node
+        .set_fault(processes, &Fault::delay(SLOWLY))
+        .unwrap();
+
+    let before = saved_all(&world).await;
+    let prepared = join_all(claims.iter().map(|claim| calls.prepare(claim))).await;
+    assert!(prepared.iter().all(Result::is_ok), "{prepared:?}");
+    let cost = saves(&world).await - before;
+    assert!(
+        (1..=SAVES).contains(&cost),
+        "{cost} saves for {CALLS} claims"
+    );
+
+    let before = saved_all(&world).await;
+    let unprepared = join_all(claims.iter().map(|claim| calls.unprepare(claim))).await;
+    assert!(unprepared.iter().all(Result::is_ok), "{unprepared:?}");
+    let cost = saves(&world).await - before;
+    assert!(
+        (1..=SAVES).contains(&cost),
+        "{cost} saves to give them back"
+    );
+
+    let before = saved_all(&world).await;
+    let ids = (CALLS..2 * CALLS).map(|number| world.gpu(&format!("gpu-{number}")).uuid);
+    let allocated = join_all(ids.map(|id| calls.allocate(id))).await;
+    assert!(allocated.iter().all(Result::is_ok), "{allocated:?}");
+    let cost = saves(&world).await - before;
+    assert!(
+        (1..=SAVES).contains(&cost),
+        "{cost} saves for {CALLS} containers"
+    );
+}
+
+/// Requests of the daemon so far, of any kind.
+fn requests(world: &World) -> u64 {
+    world.api.counts().values().sum()
+}
+
+#[tokio::test]
+async fn a_node_where_nothing_happens_asks_the_api_server_twice_a_minute_at_most() {
+    /// Half a minute of the two in a whole one.
+    const PERIOD: Duration = Duration::from_secs(30);
+    const REQUESTS: u64 = 1;
+    let world = World::new(4).await;
+    world.api.allow("patch", "nodes/status");
+    let mut world = world.started().await;
+    until("everything rests", SOON, async || {
+        let status = world.status().await;
+        let units = status["units"].as_array().unwrap();
+        units.iter().all(|unit| unit["side"] == "rest")
+    })
+    .await;
+    world.readyz().await;
+    // What follows on the last step is not the rest yet.
+    let calm = async || {
+        let before = requests(&world);
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        requests(&world) == before
+    };
+    until("the last request is answered", SOON, calm).await;
+
+    let before = world.api.counts();
+    let most = requests(&world) + REQUESTS;
+    stays("nobody asks", PERIOD, async || requests(&world) <= most).await;
+    let after = world.api.counts();
+    assert!(
+        after.values().sum::<u64>() <= most,
+        "before {before:?}, after {after:?}"
+    );
+    assert!(requests(&world) > 0, "the counter counts");
+}
