@@ -17,8 +17,8 @@ use fake_nvml::{FakeNode, Gpu, Scenario};
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// What is installed, at the newest version: it is what people have who follow their distribution's advice.
-const PACKAGES: [&str; 3] = ["nvidia-ml-py", "nvitop", "gpustat"];
+/// What is installed, at these versions: a new release must not fail a test of ours on the day that it comes out.
+const PACKAGES: [&str; 3] = ["nvidia-ml-py==13.615.71", "nvitop==1.7.2", "gpustat==1.1.1"];
 /// Written last, so that an environment that was broken off is made again.
 const COMPLETE: &str = "complete";
 /// The scenarios that are judged.
