@@ -9,6 +9,7 @@
 
 mod client;
 mod conditions;
+mod events;
 mod feeds;
 mod leave;
 mod lookout;
@@ -44,6 +45,7 @@ use crate::cli::RunOptions;
 use crate::config::Config;
 use crate::config::live::Current;
 use crate::inventory::{self, Scan};
+use crate::metrics::{Metrics, NvmlCall};
 use crate::store::{self, Loaded, Store};
 use crate::{device_plugin, dra, usage};
 
@@ -75,9 +77,11 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
     let nvml = start_nvml(&options)?;
     let stop = CancellationToken::new();
     let conditions = Conditions::new();
+    let metrics = Metrics::new();
     let mut tasks = Tasks::new();
-    let scans = start_scans(&mut tasks, nvml.clone(), &conditions, &stop);
-    let pages = Pages::new(options.node_name.clone(), conditions.clone());
+    let scans = start_scans(&mut tasks, nvml.clone(), &conditions, &metrics, &stop);
+    let node = options.node_name.clone();
+    let pages = Pages::guarded(node, conditions.clone(), client.clone());
     reign::serve_own_socket(&mut tasks, &options, &pages, &stop)?;
     let waiting = Waiting {
         options: &options,
@@ -106,6 +110,7 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
         scans,
         pages,
         conditions,
+        metrics,
         stop: stop.clone(),
         started,
     };
@@ -137,6 +142,7 @@ struct Parts {
     scans: watch::Receiver<Scan>,
     pages: Pages,
     conditions: Conditions,
+    metrics: Metrics,
     stop: CancellationToken,
     started: Instant,
 }
@@ -145,17 +151,15 @@ impl Parts {
     /// Starts to decide and to serve: the ledger is ours.
     async fn serve(self, loaded: Loaded, tasks: &mut Tasks) -> anyhow::Result<Handle> {
         let pool = pool_of(loaded, &self.config.borrow().config.settings);
-        let cdi = CdiFiles::new(
-            self.options.cdi_dir.clone(),
-            Roots {
-                dev_root: self.options.dev_root.clone(),
-            },
-        );
+        let cdi = cdi_files(&self.options);
         // Read before the arbiter sweeps what the ledger does not name: on a node without a ledger it is evidence.
         let on_disk = OnDisk::of(&cdi);
-        let probe = process_probe(self.nvml, &self.options, self.config.clone());
+        let metrics = self.metrics;
+        let counted = metrics.clone();
+        let probe = process_probe(self.nvml, &self.options, self.config.clone(), counted);
         let store = Arc::clone(&self.store);
-        let (arbiter, handle) = Arbiter::new(pool, store, Arc::new(cdi), probe, self.started);
+        let (arbiter, handle) =
+            Arbiter::new(pool, store, Arc::new(cdi), probe, self.started, metrics);
         tasks.spawn(async move {
             arbiter.run().await;
             ("arbiter", Ok(()))
@@ -213,6 +217,13 @@ impl Parts {
     }
 }
 
+fn cdi_files(options: &RunOptions) -> CdiFiles {
+    let roots = Roots {
+        dev_root: options.dev_root.clone(),
+    };
+    CdiFiles::new(options.cdi_dir.clone(), roots)
+}
+
 /// Says what a start without a good ledger means.
 fn pool_of(loaded: Loaded, settings: &Settings) -> Pool {
     let settings = settings.clone();
@@ -250,27 +261,36 @@ fn process_probe(
     nvml: Session,
     options: &RunOptions,
     current: watch::Receiver<Current>,
+    metrics: Metrics,
 ) -> ProcessProbe {
     let proc_root: Arc<Path> = options.proc_root.clone().into();
     Arc::new(move || {
         let (nvml, proc_root) = (nvml.clone(), Arc::clone(&proc_root));
+        let metrics = metrics.clone();
         let config = Arc::clone(&current.borrow().config);
         let answer: Pin<Box<dyn Future<Output = Processes> + Send>> =
-            Box::pin(async move { probe(&nvml, &proc_root, &config).await });
+            Box::pin(async move { probe(&nvml, &proc_root, &config, &metrics).await });
         answer
     })
 }
 
-async fn probe(nvml: &Session, proc_root: &Path, config: &Config) -> Processes {
+async fn probe(nvml: &Session, proc_root: &Path, config: &Config, metrics: &Metrics) -> Processes {
     let mut processes = Processes::default();
     let counts = |pid: &u32| {
         config.ignore_processes.is_empty()
             || usage::process_name(proc_root, *pid).is_none_or(|name| !config.ignores(&name))
     };
     // What NVML does not say is unknown, and nothing unknown changes hands.
-    for (unit, pids) in inventory::processes(nvml).await.unwrap_or_default() {
+    let answer = inventory::processes(nvml).await;
+    if answer.is_err() {
+        metrics.nvml_failed(NvmlCall::Processes);
+    }
+    for (unit, pids) in answer.unwrap_or_default() {
         let known = match pids {
-            Err(_) => UnitProcesses::Unknown,
+            Err(_) => {
+                metrics.nvml_failed(NvmlCall::Processes);
+                UnitProcesses::Unknown
+            }
             Ok(pids) => UnitProcesses::Known(
                 pids.into_iter()
                     .filter(counts)
@@ -291,13 +311,15 @@ fn start_scans(
     tasks: &mut Tasks,
     nvml: Session,
     conditions: &Conditions,
+    metrics: &Metrics,
     stop: &CancellationToken,
 ) -> watch::Receiver<Scan> {
     let (scans, seen) = watch::channel(Scan::Pending);
     let (ask, on_demand) = mpsc::channel(1);
     let (session, cancel) = (nvml.clone(), stop.clone());
+    let metrics = metrics.clone();
     tasks.spawn(async move {
-        inventory::run(session, scans, on_demand, cancel).await;
+        inventory::run(session, scans, on_demand, metrics, cancel).await;
         ("inventory", Ok(()))
     });
     tasks.spawn(rescan_on_hangup(ask, stop.clone()));
@@ -447,6 +469,7 @@ impl Faces<'_> {
         ));
         self.start_dra(tasks);
         self.start_demand(tasks);
+        self.start_events(tasks, (claims.clone(), pods.clone()));
         let (_, handle, stop) = self.own();
         let (listing, bound) = (self.resources.clone(), pods.clone());
         tasks.spawn(async move {

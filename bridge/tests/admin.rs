@@ -5,7 +5,7 @@
 )]
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -23,6 +23,7 @@ use gpu_bridge::admin::{
 use gpu_bridge::arbiter::{Call, Error, Handle};
 use gpu_bridge::uds;
 use tempfile::TempDir;
+use testkit::ApiServer;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::sync::{mpsc, watch};
@@ -155,6 +156,7 @@ fn some_offers() -> Offers {
         held_by_claim,
     };
     Offers {
+        mode: Mode::Both,
         count: 0,
         clear: false,
         counted: vec![
@@ -184,19 +186,34 @@ struct Served {
 
 impl Served {
     async fn start(status: Status) -> Self {
+        let pages = |conditions| Pages::new("node-1".to_owned(), conditions);
+        Self::start_on([127, 0, 0, 1], status, pages).await
+    }
+
+    /// The same on an address that others can reach, beside an API server that knows who they are.
+    async fn start_for_everybody(api: &ApiServer) -> Self {
+        let config = kube::Config::new(api.url().parse().unwrap());
+        let client = kube::Client::try_from(config).unwrap();
+        let pages = |conditions| Pages::guarded("node-1".to_owned(), conditions, client);
+        Self::start_on([0, 0, 0, 0], some_of_everything(), pages).await
+    }
+
+    async fn start_on(
+        address: [u8; 4],
+        status: Status,
+        pages: impl FnOnce(Conditions) -> Pages,
+    ) -> Self {
         let folder = TempDir::new().unwrap();
         let (sender, calls) = mpsc::channel(1);
         let (offers, offers_seen) = watch::channel(Arc::new(some_offers()));
         let (status, status_seen) = watch::channel(Arc::new(status));
         let conditions = Conditions::new();
         let handle = Handle::new(sender, offers_seen, status_seen, Instant::now());
-        let pages = Pages::new("node-1".to_owned(), conditions.clone());
+        let pages = pages(conditions.clone());
         let (ask, requests) = mpsc::channel(1);
         pages.open(handle.clone(), ask);
-        let http = admin::http_listener(([127, 0, 0, 1], 0).into())
-            .await
-            .unwrap();
-        let address = http.local_addr().unwrap();
+        let http = admin::http_listener((address, 0).into()).await.unwrap();
+        let address = (Ipv4Addr::LOCALHOST, http.local_addr().unwrap().port()).into();
         let socket = uds::bind(&folder.path().join("admin.sock")).unwrap();
         let stop = CancellationToken::new();
         let (cancel, told) = (stop.clone(), conditions.clone());
@@ -248,6 +265,20 @@ async fn get(address: SocketAddr, path: &str) -> (u16, String) {
     let what = format!("GET {path}");
     let page = timeout(DEADLINE, http::ask(stream, &what, "")).await;
     page.unwrap().unwrap()
+}
+
+/// The whole answer to somebody with a bearer token.
+async fn get_with(token: &str, address: SocketAddr, path: &str) -> (u16, String) {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    let request = format!(
+        "GET {path} HTTP/1.1\r\nHost: test\r\nAuthorization: Bearer {token}\r\nConnection: close\r\n\r\n"
+    );
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    let read = timeout(DEADLINE, stream.read_to_string(&mut answer)).await;
+    read.unwrap().unwrap();
+    let code = answer.split_whitespace().nth(1).unwrap().parse().unwrap();
+    (code, answer)
 }
 
 /// Answers the next call of the server.
@@ -478,4 +509,101 @@ async fn a_daemon_that_waits_for_the_ledger_is_alive_and_has_no_status() {
     }
     stop.cancel();
     server.await.unwrap().unwrap();
+}
+
+/// Some of the names of pods, claims and namespaces in [`some_of_everything`].
+const NAMES: [&str; 4] = ["killed", "train", "llm", "plugin-x"];
+
+#[tokio::test]
+async fn beyond_the_node_three_pages_are_open_and_name_nobody() {
+    let api = ApiServer::start().await.unwrap();
+    let mut served = Served::start_for_everybody(&api).await;
+    let mut seen = served.conditions.subscribe();
+    let rival = seen.wait_for(|all| {
+        let message = &all[&ConditionName::OnlyRegistrant].message;
+        message.contains("plugin-x")
+    });
+    drop(timeout(DEADLINE, rival).await.unwrap().unwrap());
+    let asked = tokio::spawn(get(served.address, "/healthz"));
+    answer(&mut served.calls, Ok(())).await;
+    assert_eq!(asked.await.unwrap().0, 200);
+    let (code, ready) = served.get("/readyz").await;
+    assert_eq!(code, 503);
+    assert!(ready.contains("OnlyRegistrant"), "{ready}");
+    let (code, metrics) = served.get("/metrics").await;
+    assert_eq!(code, 200);
+    assert!(
+        metrics.contains("\ngpu_bridge_units_allocated 4\n"),
+        "{metrics}"
+    );
+    for page in [ready, metrics] {
+        for name in NAMES {
+            assert!(!page.contains(name), "{name} is on {page}");
+        }
+    }
+    for path in ["/status", "/", "/page.js", "/page.css"] {
+        let (code, body) = served.get(path).await;
+        assert_eq!(code, 401, "{path}: {body}");
+    }
+    let (code, _) = served.get("/handover").await;
+    assert_eq!(code, 404);
+    assert_eq!(api.count("create", "tokenreviews"), 0);
+    served.end().await;
+}
+
+#[tokio::test]
+async fn beyond_the_node_the_status_is_for_those_whom_the_api_server_lets() {
+    let api = ApiServer::start().await.unwrap();
+    let served = Served::start_for_everybody(&api).await;
+    let address = served.address;
+    api.know_token("good", "ann", admin::AUDIENCE);
+    api.know_token("useless", "bob", admin::AUDIENCE);
+    // Good for the API server itself, which is none of this port's business.
+    api.know_token("powerful", "ann", "https://kubernetes.default.svc");
+    api.let_read("ann", "/status");
+    for path in ["/status", "/", "/page.js"] {
+        let (code, answer) = get_with("good", address, path).await;
+        assert_eq!(code, 200, "{path}: {answer}");
+    }
+    assert_eq!(
+        [
+            api.count("create", "tokenreviews"),
+            api.count("create", "subjectaccessreviews")
+        ],
+        [1, 1],
+        "the answer is kept for a moment"
+    );
+    let (code, refused) = get_with("useless", address, "/status").await;
+    assert_eq!(code, 403);
+    assert!(
+        refused.contains("bob") && refused.contains("nonResourceURLs"),
+        "{refused}"
+    );
+    for token in ["powerful", "made-up", ""] {
+        let (code, refused) = get_with(token, address, "/status").await;
+        assert_eq!(code, 401, "{token}: {refused}");
+        assert!(refused.contains("www-authenticate: Bearer"), "{refused}");
+        assert!(!refused.contains("gpu-0"), "{refused}");
+    }
+    api.go_away();
+    let (code, refused) = get_with("another", address, "/status").await;
+    assert_eq!(code, 503, "{refused}");
+    served.end().await;
+}
+
+#[tokio::test]
+async fn on_the_node_the_page_for_a_browser_is_there_and_on_the_socket_it_is_not() {
+    let served = Served::start(some_of_everything()).await;
+    for (path, part) in [
+        (admin::PAGE, "<!doctype html>"),
+        (admin::SCRIPT, "use strict"),
+        (admin::STYLE, "color-scheme"),
+    ] {
+        let (code, body) = served.get(path).await;
+        assert_eq!(code, 200, "{path}");
+        assert!(body.contains(part), "{path}: {body}");
+    }
+    let over_socket = admin::probe(&served.socket(), admin::PAGE).await;
+    assert!(matches!(over_socket, Err(ClientError::Code { .. })));
+    served.end().await;
 }

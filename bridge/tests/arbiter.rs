@@ -18,6 +18,7 @@ use bridge_core::{
 };
 use gpu_bridge::arbiter::{AllocateReply, Arbiter, Handle, Observation, ProcessProbe};
 use gpu_bridge::cdi::{CdiFiles, Roots};
+use gpu_bridge::metrics::Metrics;
 use gpu_bridge::store::{BootId, Store};
 use testkit::eventually;
 
@@ -45,7 +46,8 @@ fn arbiter(folder: &Path, settings: Settings, asked: &Arc<AtomicUsize>) -> (Arbi
         Box::pin(async move { Processes { units } })
     });
     let pool = Pool::restored(Ledger::default(), settings);
-    Arbiter::new(pool, Arc::new(store), Arc::new(cdi), probe, Instant::now())
+    let (store, cdi) = (Arc::new(store), Arc::new(cdi));
+    Arbiter::new(pool, store, cdi, probe, Instant::now(), Metrics::new())
 }
 
 /// So many idle GPUs that nobody holds, on a node whose count can be changed: they will rest in half a second, where

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use bridge_core::Mode;
 use clap::{CommandFactory as _, Parser as _};
-use gpu_bridge::admin::{HEALTHZ, READYZ};
+use gpu_bridge::admin::{HEALTHZ, METRICS, READYZ, STATUS};
 use gpu_bridge::cli::{Cli, Command, RunOptions};
 use gpu_bridge::config::Config;
 use gpu_bridge::dra::DRIVER;
@@ -21,6 +21,7 @@ use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{ConfigMap, Container, Namespace, PodSpec, Probe, ServiceAccount};
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, PolicyRule};
 use k8s_openapi::api::resource::v1::DeviceClass;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -32,7 +33,7 @@ const NAME: &str = "gpu-bridge";
 const CONFIG_KEY: &str = "config.yaml";
 
 /// What the daemon asks of the API, by the module that asks. Nothing more is given.
-const RIGHTS: [(&str, &str, &[&str]); 5] = [
+const RIGHTS: [(&str, &str, &[&str]); 6] = [
     // dra::claims
     (
         "resource.k8s.io",
@@ -51,6 +52,8 @@ const RIGHTS: [(&str, &str, &[&str]); 5] = [
     ("", "nodes/status", &["patch"]),
     // usage::pods
     ("", "pods", &["get", "list", "watch"]),
+    // events
+    ("events.k8s.io", "events", &["create", "patch"]),
 ];
 
 /// What it asks for besides with `offers.demand: watch`: usage::pending.
@@ -76,10 +79,81 @@ struct Kustomization {
     patches: Vec<Patch>,
 }
 
+/// A patch in a file of its own, or one that is written down in place.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Patch {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    path: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    target: Option<Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    patch: Option<String>,
+}
+
+/// What Prometheus' operator has of its own, as far as ours go; its API is monitoring.coreos.com/v1.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+struct Monitoring<S> {
+    api_version: String,
+    kind: String,
+    metadata: ObjectMeta,
+    spec: S,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+struct PodMonitorSpec {
+    selector: LabelSelector,
+    pod_metrics_endpoints: Vec<MetricsEndpoint>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+struct MetricsEndpoint {
     path: String,
+    interval: String,
+    relabelings: Vec<Relabeling>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+struct Relabeling {
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    source_labels: Vec<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    target_label: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    replacement: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    action: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    regex: Option<String>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RuleSpec {
+    groups: Vec<RuleGroup>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RuleGroup {
+    name: String,
+    rules: Vec<Alert>,
+}
+
+/// What each asks for is judged in `bridge/src/metrics`.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Alert {
+    alert: String,
+    expr: String,
+    #[serde(rename = "for", skip_serializing_if = "Option::is_none")]
+    pending: Option<String>,
+    labels: BTreeMap<String, String>,
+    annotations: BTreeMap<String, String>,
 }
 
 fn manifests() -> PathBuf {
@@ -227,6 +301,12 @@ fn every_document_is_read_whole_by_the_type_that_it_names() {
                 ("resource.k8s.io/v1", "DeviceClass") => {
                     drop(read::<DeviceClass>(&file, &document));
                 }
+                ("monitoring.coreos.com/v1", "PodMonitor") => {
+                    drop(read::<Monitoring<PodMonitorSpec>>(&file, &document));
+                }
+                ("monitoring.coreos.com/v1", "PrometheusRule") => {
+                    drop(read::<Monitoring<RuleSpec>>(&file, &document));
+                }
                 ("kustomize.config.k8s.io/v1beta1", "Kustomization")
                 | ("kustomize.config.k8s.io/v1alpha1", "Component") => {
                     drop(read::<Kustomization>(&file, &document));
@@ -236,7 +316,7 @@ fn every_document_is_read_whole_by_the_type_that_it_names() {
             kinds.insert(kind);
         }
     }
-    assert_eq!(kinds.len(), 11, "{kinds:?}");
+    assert_eq!(kinds.len(), 13, "{kinds:?}");
 }
 
 #[test]
@@ -249,7 +329,7 @@ fn every_file_is_applied_by_the_kustomization_beside_it() {
         }
         let kustomization = folder.join("kustomization.yaml");
         let read: Kustomization = read(&kustomization, &documents(&kustomization)[0]);
-        let patches = read.patches.into_iter().map(|patch| patch.path);
+        let patches = read.patches.into_iter().filter_map(|patch| patch.path);
         let mut named = read.resources.into_iter().chain(patches);
         assert!(
             named.any(|named| named == name),
@@ -299,7 +379,7 @@ fn where_claims_are_noticed_at_bind_they_are_read_by_name_alone() {
     assert_eq!(rights_in(&folder.join("rbac.yaml")), left);
     let component = folder.join("kustomization.yaml");
     let component: Kustomization = read(&component, &documents(&component)[0]);
-    let patched = component.patches.into_iter().map(|patch| patch.path);
+    let patched = component.patches.into_iter().filter_map(|patch| patch.path);
     assert_eq!(patched.collect::<Vec<_>>(), ["rbac.yaml"]);
 }
 
@@ -321,6 +401,73 @@ fn for_pods_that_wait_there_is_a_role_of_its_own_that_only_reads() {
     let component = folder.join("kustomization.yaml");
     let component: Kustomization = read(&component, &documents(&component)[0]);
     assert_eq!(component.resources, ["rbac.yaml"]);
+}
+
+/// The component for Prometheus opens the port that it scrapes, and each of the two says which.
+#[test]
+fn what_is_scraped_is_the_port_that_the_component_opens() {
+    let folder = manifests().join("monitoring");
+    let component = folder.join("kustomization.yaml");
+    let component: Kustomization = read(&component, &documents(&component)[0]);
+    assert_eq!(component.kind, "Component");
+    let [patch] = &component.patches[..] else {
+        panic!("{component:?}");
+    };
+    let target = patch.target.as_ref().unwrap();
+    assert_eq!(
+        *target,
+        serde_json::json!({"kind": "DaemonSet", "name": NAME})
+    );
+    let operations: Value = serde_yaml::from_str(patch.patch.as_ref().unwrap()).unwrap();
+    let operations = operations.as_array().unwrap();
+    assert_eq!(operations.len(), 1);
+    assert_eq!(operations[0]["op"], "add");
+    assert_eq!(
+        operations[0]["path"],
+        "/spec/template/spec/containers/0/env/-"
+    );
+    let variable = operations[0]["value"]["name"].as_str().unwrap();
+    let command = Cli::command();
+    let run = command.find_subcommand("run").unwrap();
+    let mut arguments = run.get_arguments();
+    let flag = arguments.find(|it| it.get_env().is_some_and(|env| env == variable));
+    assert_eq!(flag.unwrap().get_long(), Some("http-addr"));
+    let address = operations[0]["value"]["value"].as_str().unwrap();
+    let address: std::net::SocketAddr = address.parse().unwrap();
+    assert!(!address.ip().is_loopback());
+    assert_eq!(address.port(), options().http_addr.port());
+
+    let monitor = folder.join("podmonitor.yaml");
+    let monitor: Monitoring<PodMonitorSpec> = read(&monitor, &documents(&monitor)[0]);
+    assert_eq!(monitor.metadata.namespace.as_deref(), Some(NAME));
+    let set: DaemonSet = base("daemonset.yaml", "DaemonSet");
+    let labels = set.spec.template.metadata.unwrap().labels;
+    assert_eq!(monitor.spec.selector.match_labels, labels);
+    let [endpoint] = &monitor.spec.pod_metrics_endpoints[..] else {
+        panic!("{monitor:?}");
+    };
+    assert_eq!(endpoint.path, METRICS);
+    let mut rules = endpoint.relabelings.iter();
+    let scraped = rules.find(|rule| rule.target_label.as_deref() == Some("__address__"));
+    let port = format!("$1:{}", address.port());
+    assert_eq!(scraped.unwrap().replacement.as_deref(), Some(port.as_str()));
+}
+
+#[test]
+fn who_opens_the_port_may_ask_who_comes_and_the_right_to_read_is_that_of_the_status() {
+    let folder = manifests().join("monitoring");
+    let asks = [
+        ("authentication.k8s.io", "tokenreviews", &["create"][..]),
+        ("authorization.k8s.io", "subjectaccessreviews", &["create"]),
+    ];
+    assert_eq!(rights_in(&folder.join("rbac.yaml")), rights(&asks));
+    let file = folder.join("status-reader.yaml");
+    let reader: ClusterRole = read(&file, &documents(&file)[0]);
+    let rules = reader.rules.unwrap();
+    assert_eq!(rules.len(), 1);
+    assert_eq!(rules[0].verbs, ["get"]);
+    let urls = rules[0].non_resource_urls.as_deref();
+    assert_eq!(urls, Some(&[STATUS.to_owned()][..]));
 }
 
 type Rights = BTreeSet<(String, String, String)>;

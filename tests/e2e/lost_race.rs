@@ -214,6 +214,7 @@ async fn the_loser_of_a_race_is_evicted_and_its_successor_runs_once_there_is_roo
     for part in ["UnitHeld", "DeviceTaintManagerEviction"] {
         assert!(told.iter().any(|event| event.contains(part)), "{told:#?}");
     }
+    world.wait_event(&loser, "ClaimPodEvicted", SOON).await;
     // Whether the daemon heard of the claim before it granted the unit, and so said `ClaimLostRace` too, is up to the
     // order in which a process that was stopped finds its messages.
     world.wait_log(&["ClaimPodEvicted"]).await;

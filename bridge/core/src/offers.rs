@@ -7,7 +7,7 @@ use crate::hold::Hold;
 use crate::id::{ClaimRef, ClaimUid, DeviceId, DeviceName, UnitId};
 use crate::ledger::Side;
 use crate::pool::{Pool, Presence, Standing};
-use crate::settings::Face;
+use crate::settings::{Face, Mode};
 use crate::taint::{Taint, TaintReason};
 
 /// What the kubelet hears about an id (`Device.health`, kubelet `deviceplugin/v1beta1/api.proto`).
@@ -54,6 +54,8 @@ pub struct ClaimOffer {
 /// What both faces show.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Offers {
+    /// The mode in force.
+    pub mode: Mode,
     /// What `node.status.allocatable` should say: healthy ids without those that are about to be withdrawn; 0 while
     /// nothing is given out.
     pub count: u32,
@@ -71,6 +73,7 @@ impl Pool {
     #[must_use]
     pub fn offers(&self) -> Offers {
         Offers {
+            mode: self.settings.mode,
             count: self.count(),
             clear: self.seen.motion.clear,
             counted: self.counted_offers(),

@@ -27,6 +27,18 @@ pub enum EndCause {
 }
 
 impl EndCause {
+    /// Every cause, for metrics that start at zero.
+    pub const ALL: [Self; 8] = [
+        Self::NeverUsed,
+        Self::PodEnded,
+        Self::IdGivenAgain,
+        Self::Unprepared,
+        Self::ClaimEnded,
+        Self::TakenByAllocate,
+        Self::ShownFree,
+        Self::Released,
+    ];
+
     /// The word in logs and metrics.
     #[must_use]
     pub fn as_str(self) -> &'static str {

@@ -101,6 +101,16 @@ impl Met {
         }
     }
 
+    /// The word in metrics.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Fully => "met",
+            Self::Partly(_) => "limited",
+            Self::Not(_) => "unmet",
+        }
+    }
+
     /// The reason that has a page.
     #[must_use]
     pub fn reason(self) -> Option<&'static str> {

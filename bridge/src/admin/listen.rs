@@ -13,7 +13,7 @@ pub struct ListenError {
     source: io::Error,
 }
 
-/// Listens for HTTP. An address that others can reach is told in the log: the pages name pods of every tenant.
+/// Listens for HTTP. An address that others can reach is told in the log.
 ///
 /// # Errors
 /// The address cannot be had.
@@ -22,7 +22,7 @@ pub async fn http_listener(address: SocketAddr) -> Result<TcpListener, ListenErr
         .await
         .map_err(|source| ListenError { address, source })?;
     if !address.ip().is_loopback() {
-        tracing::warn!(%address, "The status page is open to everybody who can reach this address");
+        tracing::info!(%address, "/healthz, /readyz and /metrics are open to everybody who can reach this address");
     }
     Ok(listener)
 }

@@ -8,16 +8,24 @@
 //! |---|---|
 //! | `/healthz` | 200 while the arbiter answers; 503 and a sentence if not |
 //! | `/readyz` | [`ReadyPage`]; 200 when every condition is met, 503 if not |
+//! | `/metrics` | numbers for Prometheus: [`crate::metrics`] |
 //! | `/status` | [`StatusPage`] |
+//! | `/` | the same for a browser |
 //! | `POST /handover` | on the admin socket alone: gives the ledger to the pod whose UID is the body |
+//!
+//! On an address that others than this node can reach, the first three are open, `/readyz` without its messages, and
+//! the others are for whom the API server lets get the non-resource URL `/status`.
 
+mod access;
 mod client;
 mod conditions;
 mod listen;
 mod page;
 mod server;
+mod web;
 
 pub use crate::uds::{PATH_LIMIT_BYTES as SOCKET_PATH_LIMIT_BYTES, own_admin_socket};
+pub use access::AUDIENCE;
 pub use client::{ClientError, hand_over, probe, status};
 pub use conditions::{Condition, ConditionName, Conditions, Met};
 pub use listen::{ListenError, http_listener};
@@ -26,5 +34,7 @@ pub use page::{
     ReadyPage, RivalPage, StatusPage, UnitPage, WeightsPage, standing,
 };
 pub use server::{
-    HANDOVER, HEALTHZ, HandOver, Pages, READYZ, STATUS, report_ledger, serve_http, serve_socket,
+    HANDOVER, HEALTHZ, HandOver, METRICS, Pages, READYZ, STATUS, report_ledger, serve_http,
+    serve_socket,
 };
+pub use web::{PAGE, SCRIPT, STYLE};

@@ -255,6 +255,18 @@ impl ReadyPage {
     }
 }
 
+impl ReadyPage {
+    /// The same for anybody: without the messages, which may name pods.
+    #[must_use]
+    pub fn in_brief(conditions: &BTreeMap<ConditionName, Condition>) -> Self {
+        let mut page = Self::new(conditions);
+        for condition in &mut page.conditions {
+            condition.message = "ask on the node itself".to_owned();
+        }
+        page
+    }
+}
+
 impl From<&Rival> for RivalPage {
     fn from(rival: &Rival) -> Self {
         Self {

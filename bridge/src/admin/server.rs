@@ -6,8 +6,9 @@ use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use axum::extract::State;
-use axum::http::StatusCode;
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::serve::Listener;
@@ -20,9 +21,12 @@ use tokio::time::{Sleep, sleep, timeout};
 use tokio_stream::StreamExt as _;
 use tokio_util::sync::CancellationToken;
 
+use super::access::Access;
 use super::conditions::{ConditionName, Conditions, Met};
 use super::page::{ReadyPage, StatusPage};
+use super::web;
 use crate::arbiter::{Error as ArbiterError, Handle, Observation};
+use crate::metrics::{Format, Scene};
 use crate::uds;
 
 /// Connections at once on each listener: some probes, a scraper and a few admins. More of them must not take the
@@ -40,6 +44,8 @@ const ANSWER_LIFETIME: Duration = Duration::from_secs(1);
 pub const HEALTHZ: &str = "/healthz";
 /// Path of the readiness page.
 pub const READYZ: &str = "/readyz";
+/// Path of the metrics.
+pub const METRICS: &str = "/metrics";
 /// Path of the status page.
 pub const STATUS: &str = "/status";
 /// Path to which a successor posts the UID of its pod to get the ledger; on the admin socket alone.
@@ -62,9 +68,20 @@ impl Pages {
     /// The pages of a daemon that does not own the ledger yet.
     #[must_use]
     pub fn new(node: String, conditions: Conditions) -> Self {
+        Self::with_access(node, conditions, None)
+    }
+
+    /// The same; beyond this node those may read what names pods whom the API server lets.
+    #[must_use]
+    pub fn guarded(node: String, conditions: Conditions, client: kube::Client) -> Self {
+        Self::with_access(node, conditions, Some(Access::new(client)))
+    }
+
+    fn with_access(node: String, conditions: Conditions, access: Option<Access>) -> Self {
         Self(Arc::new(Server {
             node,
             conditions,
+            access,
             owner: OnceLock::new(),
             answered: Mutex::new(None),
         }))
@@ -78,7 +95,7 @@ impl Pages {
     }
 }
 
-/// Serves the pages over TCP until `stop`. What is being answered at that moment is cut off: no page is worth a wait
+/// Serves the pages over TCP until `stop`. Who can reach it from elsewhere than this node is told of nobody's pods. What is being answered at that moment is cut off: no page is worth a wait
 /// of the daemon's end.
 ///
 /// # Errors
@@ -88,7 +105,13 @@ pub async fn serve_http(
     listener: TcpListener,
     stop: CancellationToken,
 ) -> io::Result<()> {
-    let http = axum::serve(Limited::new(listener), pages.reading());
+    let routes = if listener.local_addr()?.ip().is_loopback() {
+        pages.routes().merge(looks())
+    } else {
+        pages.routes_for_everybody()
+    };
+    let routes = routes.with_state(pages.0);
+    let http = axum::serve(Limited::new(listener), routes);
     tokio::select! {
         done = http.into_future() => done,
         () = stop.cancelled() => Ok(()),
@@ -121,11 +144,38 @@ impl Pages {
         Router::new()
             .route(HEALTHZ, get(healthz))
             .route(READYZ, get(readyz))
+            .route(METRICS, get(metrics))
             .route(STATUS, get(status))
     }
 
-    fn reading(&self) -> Router {
-        self.routes().with_state(Arc::clone(&self.0))
+    /// Three pages are for anybody: nothing there names a pod or a claim. The others are for those who may.
+    fn routes_for_everybody(&self) -> Router<Arc<Server>> {
+        let named = looks().route(STATUS, get(status));
+        let guard = middleware::from_fn_with_state(Arc::clone(&self.0), guard);
+        Router::new()
+            .route(HEALTHZ, get(healthz))
+            .route(READYZ, get(readyz_in_brief))
+            .route(METRICS, get(metrics))
+            .merge(named.route_layer(guard))
+    }
+}
+
+/// The page for a browser.
+fn looks() -> Router<Arc<Server>> {
+    Router::new()
+        .route(web::PAGE, get(web::page))
+        .route(web::SCRIPT, get(web::script))
+        .route(web::STYLE, get(web::style))
+}
+
+/// Lets those through who may read what names pods.
+async fn guard(State(server): State<Arc<Server>>, request: Request, next: Next) -> Response {
+    let Some(access) = &server.access else {
+        return unavailable("this daemon has no API server to ask whether you may read this");
+    };
+    match access.check(request.headers()).await {
+        Ok(()) => next.run(request).await,
+        Err(answer) => answer,
     }
 }
 
@@ -133,6 +183,8 @@ impl Pages {
 struct Server {
     /// Name of the node.
     node: String,
+    /// Who may read what names pods; `None`: it can't be told.
+    access: Option<Access>,
     /// What the adapters report.
     conditions: Conditions,
     owner: OnceLock<Owner>,
@@ -155,7 +207,14 @@ async fn healthz(State(server): State<Arc<Server>>) -> Response {
 }
 
 async fn readyz(State(server): State<Arc<Server>>) -> Response {
-    let page = ReadyPage::new(&server.conditions.snapshot());
+    ready(ReadyPage::new(&server.conditions.snapshot()))
+}
+
+async fn readyz_in_brief(State(server): State<Arc<Server>>) -> Response {
+    ready(ReadyPage::in_brief(&server.conditions.snapshot()))
+}
+
+fn ready(page: ReadyPage) -> Response {
     let code = if page.ready {
         StatusCode::OK
     } else {
@@ -172,6 +231,26 @@ async fn status(State(server): State<Arc<Server>>) -> Response {
     let offers = handle.offers().borrow().clone();
     let conditions = server.conditions.snapshot();
     Json(StatusPage::new(&server.node, &status, &offers, &conditions)).into_response()
+}
+
+/// Names nobody: see [`crate::metrics`].
+async fn metrics(State(server): State<Arc<Server>>, headers: HeaderMap) -> Response {
+    let Some(Owner { handle, .. }) = server.owner.get() else {
+        return unavailable(NOT_THE_OWNER);
+    };
+    let accept = headers.get(header::ACCEPT);
+    let accept = accept.and_then(|accept| accept.to_str().ok());
+    let format = Format::accepted(accept.unwrap_or_default());
+    let conditions = server.conditions.snapshot().into_iter();
+    let scene = Scene {
+        status: &handle.status().borrow().clone(),
+        offers: &handle.offers().borrow().clone(),
+        conditions: conditions
+            .map(|(name, condition)| (name.as_str(), condition.met.as_str()))
+            .collect(),
+    };
+    let page = handle.metrics().page(&scene, format);
+    ([(header::CONTENT_TYPE, format.content_type())], page).into_response()
 }
 
 /// The body is the UID of the successor's pod.

@@ -6,12 +6,13 @@ use std::time::{Duration, Instant};
 
 use bridge_core::{
     Adoption, AllocateRequest, ClaimRef, Claims, Demand, DeviceId, DeviceName, Face, Grant,
-    Inventory, Listing, Offers, PodUid, Pods, PrepareRequest, PreparedDevice, Refusal, Rival,
-    Settings, Status, UnitId,
+    Inventory, Listing, Offers, PodUid, Pods, PrepareRequest, PreparedDevice, Refusal, Report,
+    Rival, Settings, Status, UnitId,
 };
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
 use super::gate::{Gate, OpenAllocate};
+use crate::metrics::Metrics;
 
 /// How long a call may be held from the moment in which this daemon could not decide it any more: a successor serves
 /// after some ten milliseconds, and then its own limits hold.
@@ -147,6 +148,20 @@ pub enum Observation {
     Settings(Settings),
 }
 
+/// What those want to hear who tell people about it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum News {
+    /// A committed transition did this.
+    Happened(Report),
+    /// The ledger can't be saved; in words why.
+    NotSaved(String),
+    /// It can be saved again.
+    SavedAgain,
+}
+
+/// News that may wait for one who listens; older ones are lost to it. A transition rarely makes more than ten.
+pub(super) const NEWS_LIMIT: usize = 256;
+
 /// What was found when the ledger was taken back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TakenBack {
@@ -215,6 +230,8 @@ pub struct Handle {
     gate: Gate,
     anew: Anew,
     successor: watch::Receiver<Option<PodUid>>,
+    metrics: Metrics,
+    news: broadcast::Sender<News>,
 }
 
 /// Counts how often each face was asked to register anew.
@@ -244,7 +261,31 @@ impl Handle {
                 dra: Arc::new(watch::Sender::new(0)),
             },
             successor: watch::channel(None).1,
+            metrics: Metrics::new(),
+            news: broadcast::channel(1).0,
         }
+    }
+
+    /// With the numbers in which the arbiter counts.
+    pub(super) fn with_metrics(self, metrics: Metrics) -> Self {
+        Self { metrics, ..self }
+    }
+
+    /// With the news of the arbiter.
+    pub(super) fn with_news(self, news: broadcast::Sender<News>) -> Self {
+        Self { news, ..self }
+    }
+
+    /// What happens from now on.
+    #[must_use]
+    pub fn news(&self) -> broadcast::Receiver<News> {
+        self.news.subscribe()
+    }
+
+    /// Where those who use the arbiter count what happens.
+    #[must_use]
+    pub fn metrics(&self) -> &Metrics {
+        &self.metrics
     }
 
     /// With a way to see who got the ledger.

@@ -10,7 +10,7 @@ mod task;
 
 pub use gate::OpenAllocate;
 pub use handle::{
-    AllocateReply, Call, Error, GrantedDevice, HOLD_LIMIT, Handle, LOOK_AGAIN, Observation,
+    AllocateReply, Call, Error, GrantedDevice, HOLD_LIMIT, Handle, LOOK_AGAIN, News, Observation,
     PrepareReply, PreparedReply, TakenBack, Told,
 };
 pub use rehearsal::Rehearsal;

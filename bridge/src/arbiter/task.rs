@@ -14,14 +14,16 @@ use bridge_core::{
     AllocateOutcome, ClaimRef, Evidence, Grant, Ledger, Moment, Offers, PodUid, Pool, Preparation,
     PrepareOutcome, Processes, Standing, Status, Transition, UnitId,
 };
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{broadcast, mpsc, oneshot, watch};
 use tracing::{debug, error, info, warn};
 
 use super::handle::{
-    AllocateReply, Call, Error, GrantedDevice, Handle, Observation, PrepareReply, PreparedReply,
+    AllocateReply, Call, Error, GrantedDevice, Handle, NEWS_LIMIT, News, Observation, PrepareReply,
+    PreparedReply,
 };
 use super::reports;
 use crate::cdi::{self, CdiFiles};
+use crate::metrics::{Metrics, NvmlCall};
 use crate::steps::{self, Operation, Step};
 use crate::store::{SaveError, Store};
 
@@ -60,6 +62,8 @@ pub struct Arbiter {
     successor: watch::Sender<Option<PodUid>>,
     /// What was seen since then.
     kept: Vec<Call>,
+    metrics: Metrics,
+    news: broadcast::Sender<News>,
 }
 
 impl fmt::Debug for Arbiter {
@@ -97,12 +101,14 @@ impl Arbiter {
         cdi: Arc<CdiFiles>,
         probe: ProcessProbe,
         started: Instant,
+        metrics: Metrics,
     ) -> (Self, Handle) {
         let pool = without_early_unprepared(pool, &store);
         let (sender, calls) = mpsc::channel(QUEUE_LIMIT);
         let (offers, offers_seen) = watch::channel(Arc::new(pool.offers()));
         let (status, status_seen) = watch::channel(Arc::new(pool.status(SystemTime::now())));
         let (successor, successor_seen) = watch::channel(None);
+        let news = broadcast::channel(NEWS_LIMIT).0;
         let arbiter = Self {
             pool,
             store,
@@ -119,9 +125,13 @@ impl Arbiter {
             written_minors: Vec::new(),
             successor,
             kept: Vec::new(),
+            metrics: metrics.clone(),
+            news: news.clone(),
         };
-        let handle =
-            Handle::new(sender, offers_seen, status_seen, started).with_successor(successor_seen);
+        let handle = Handle::new(sender, offers_seen, status_seen, started)
+            .with_successor(successor_seen)
+            .with_metrics(metrics)
+            .with_news(news);
         (arbiter, handle)
     }
 
@@ -181,6 +191,10 @@ impl Arbiter {
         let reports = self.pool.commit(transition);
         steps::reached(Step::Committed);
         reports::tell(&reports);
+        self.metrics.took_place(&reports);
+        for report in reports {
+            self.tell(News::Happened(report));
+        }
         let adopted = stood != Standing::Serving && self.pool.standing() == Standing::Serving;
         if adopted || self.minors() != self.written_minors {
             self.restore_cdi().await;
@@ -210,6 +224,9 @@ impl Arbiter {
     /// Asks for the processes; without an answer all of them are unknown.
     async fn processes(&mut self) -> Processes {
         let answer = tokio::time::timeout(PROBE_LIMIT, (self.probe)()).await;
+        if answer.is_err() {
+            self.metrics.nvml_failed(NvmlCall::Processes);
+        }
         match (&answer, self.nvml) {
             (Err(_), Trouble::None) => {
                 self.nvml = Trouble::Told;
@@ -226,16 +243,23 @@ impl Arbiter {
         answer.unwrap_or_default()
     }
 
+    /// Tells whoever listens, which may be nobody.
+    fn tell(&self, news: News) {
+        let _ = self.news.send(news);
+    }
+
     /// Logs that saving has begun to fail, or is over it: what each caller hears is in its own answer.
     fn tell_saving(&mut self, outcome: &Result<(), Error>) {
         match (outcome, self.disk) {
             (Err(failure), Trouble::None) => {
                 self.disk = Trouble::Told;
                 error!(error = %failure, "the ledger can't be saved; nothing is granted until it can");
+                self.tell(News::NotSaved(failure.to_string()));
             }
             (Ok(()), Trouble::Told) => {
                 self.disk = Trouble::None;
                 info!("the ledger is saved again");
+                self.tell(News::SavedAgain);
             }
             (Ok(()), Trouble::None) | (Err(_), Trouble::Told) => {}
         }
@@ -261,15 +285,18 @@ impl Arbiter {
 
     async fn write(&mut self, ledger: Ledger) -> Result<(), Error> {
         let store = Arc::clone(&self.store);
+        let since = Instant::now();
         let saved = tokio::task::spawn_blocking(move || store.save(&ledger))
             .await
             .map_err(|_| Error::Stopping)?;
         match saved {
             Ok(()) => {
+                self.metrics.saved(since.elapsed());
                 self.disk_in_doubt = false;
                 Ok(())
             }
             Err(failure) => {
+                self.metrics.not_saved();
                 self.disk_in_doubt |= matches!(failure, SaveError::Doubtful { .. });
                 Err(Error::NotSaved(reports::chain(&failure)))
             }

@@ -32,6 +32,8 @@ pub struct Current {
     pub config: Arc<Config>,
     /// Why the newest file is not, with all its mistakes; `None`: it is.
     pub rejected: Option<String>,
+    /// How many good files there were since the start.
+    pub generation: u64,
     /// The text that was looked at last.
     seen: Option<Seen>,
 }
@@ -43,16 +45,17 @@ pub struct Current {
 pub fn at_start(path: &Path, kept: &Path) -> Result<Current, Error> {
     let text = load::read(path);
     let seen = Some(seen(&text));
-    let (config, rejected) = match load::interpret(path, text) {
-        Ok(config) => (config, None),
+    let (config, rejected, generation) = match load::interpret(path, text) {
+        Ok(config) => (config, None, 1),
         Err(error) => match load::load(kept) {
-            Ok(config) => (config, Some(tell(&error))),
+            Ok(config) => (config, Some(tell(&error)), 0),
             Err(_) => return Err(error),
         },
     };
     Ok(Current {
         config: Arc::new(config),
         rejected,
+        generation,
         seen,
     })
 }
@@ -123,10 +126,13 @@ fn look(path: &Path, keep: &impl Fn(&str), current: &watch::Sender<Current>) {
             if let Some(Ok(text)) = &seen {
                 keep(text);
             }
-            current.send_replace(Current {
-                config: Arc::new(config),
-                rejected: None,
-                seen,
+            current.send_modify(|current| {
+                *current = Current {
+                    config: Arc::new(config),
+                    rejected: None,
+                    generation: current.generation + 1,
+                    seen,
+                };
             });
         }
         Err(error) => {

@@ -8,12 +8,12 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Faces, OnDisk, RunOptions, Tasks, client, process_probe, settings, start_feeds, start_nvml,
-    start_scans,
+    Faces, OnDisk, RunOptions, Tasks, cdi_files, client, process_probe, settings, start_feeds,
+    start_nvml, start_scans,
 };
 use crate::admin::Conditions;
 use crate::arbiter::Rehearsal;
-use crate::cdi::{CdiFiles, Roots};
+use crate::metrics::Metrics;
 use crate::{store, usage};
 
 /// How long the sources may take to answer. An admin waits for it.
@@ -47,7 +47,7 @@ pub async fn preview(options: &RunOptions) -> anyhow::Result<Foresight> {
     let (_current, config) = watch::channel(settings::read(options)?);
     let client = client(options.kubeconfig.as_deref()).await?;
     let nvml = start_nvml(options)?;
-    let probe = process_probe(nvml.clone(), options, config.clone());
+    let probe = process_probe(nvml.clone(), options, config.clone(), Metrics::new());
     let chosen = config.borrow().config.settings.clone();
     let (rehearsal, handle) = Rehearsal::new(Pool::waiting(chosen), probe);
     let reports = rehearsal.reports();
@@ -59,7 +59,7 @@ pub async fn preview(options: &RunOptions) -> anyhow::Result<Foresight> {
         rehearsal.run().await;
         ("rehearsal", Ok(()))
     });
-    let scans = start_scans(&mut tasks, nvml, &conditions, &stop);
+    let scans = start_scans(&mut tasks, nvml, &conditions, &Metrics::new(), &stop);
     start_feeds(&mut tasks, scans.clone(), &handle, &stop).await;
     let faces = Faces {
         options,
@@ -72,12 +72,7 @@ pub async fn preview(options: &RunOptions) -> anyhow::Result<Foresight> {
     };
     let (claims, pods) = faces.follow(&mut tasks);
     let (waiting, waiting_for) = watch::channel(String::new());
-    let cdi = CdiFiles::new(
-        options.cdi_dir.clone(),
-        Roots {
-            dev_root: options.dev_root.clone(),
-        },
-    );
+    let cdi = cdi_files(options);
     let found = super::Leftovers {
         on_disk: OnDisk::of(&cdi),
         unprepared: {

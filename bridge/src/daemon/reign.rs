@@ -96,8 +96,9 @@ impl Reign {
         let (client, offers) = (self.client.clone(), self.handle.offers());
         let (state, stop) = (self.published.clone(), over.clone());
         let (shown, shown_now) = watch::channel(None);
+        let metrics = self.handle.metrics().clone();
         tasks.spawn(async move {
-            dra::slices::run(client, node, offers, state, shown, stop).await;
+            dra::slices::run(client, node, offers, state, shown, metrics, stop).await;
             ("slice publisher", Ok(()))
         });
         tasks.spawn(feeds::feed(

@@ -3,12 +3,14 @@
 use std::path::Path;
 
 use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
-use super::{Faces, Tasks, conditions, feeds};
+use super::{Ended, Faces, Tasks, conditions, feeds};
 use crate::arbiter::Observation;
 use crate::cli::RunOptions;
 use crate::config::live::{self, Current};
+use crate::metrics::Metrics;
 use crate::store;
 
 /// What the copy of the last good file is called, beside the ledger.
@@ -40,6 +42,11 @@ pub(super) fn start(tasks: &mut Tasks, current: watch::Sender<Current>, faces: &
         handle.clone(),
         stop.clone(),
     ));
+    tasks.spawn(count(
+        current.subscribe(),
+        handle.metrics().clone(),
+        stop.clone(),
+    ));
     let (path, cancel) = (options.config.clone(), stop.clone());
     let kept = options.state_dir.join(KEPT);
     tasks.spawn(async move {
@@ -49,6 +56,30 @@ pub(super) fn start(tasks: &mut Tasks, current: watch::Sender<Current>, faces: &
         }
         ("configuration", Ok(()))
     });
+}
+
+/// Counts the good files.
+async fn count(
+    mut seen: watch::Receiver<Current>,
+    metrics: Metrics,
+    stop: CancellationToken,
+) -> Ended {
+    let mut shown = 0;
+    loop {
+        let generation = seen.borrow_and_update().generation;
+        if generation != shown {
+            metrics.configured(generation);
+            shown = generation;
+        }
+        tokio::select! {
+            () = stop.cancelled() => break,
+            changed = seen.changed() => if changed.is_err() {
+                // Who follows the file has ended, and says so itself.
+                stop.cancelled().await;
+            },
+        }
+    }
+    ("configuration metrics", Ok(()))
 }
 
 /// Keeps a copy of a good file. Without it only the next start with a bad one is harder.

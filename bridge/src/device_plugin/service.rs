@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bridge_core::{AllocateRequest, Listing, Offers, Patience, PodUid, shown};
+use bridge_core::{AllocateRequest, Face, Listing, Offers, Patience, PodUid, Refusal, shown};
 use futures::Stream;
 use legacy_proto::deviceplugin::device_plugin_server::DevicePlugin;
 use legacy_proto::deviceplugin::{
@@ -21,6 +21,7 @@ use tonic::{Request, Response, Status};
 use super::successor;
 use super::{ListNow, wire};
 use crate::arbiter::{self, AllocateReply, GrantedDevice, HOLD_LIMIT, Handle, LOOK_AGAIN};
+use crate::metrics::{Answer, Metrics};
 
 /// How long an `Allocate` waits for a unit that a process still uses. The kubelet admits one pod at a time and sets
 /// no deadline, so all later pods of the node wait as well.
@@ -34,6 +35,9 @@ const CONTAINERS_LIMIT: usize = 64;
 
 /// Ids in one list of a call. A node has less than 256 units, and the kubelet asks for ids that were listed to it.
 const IDS_LIMIT: usize = 4096;
+
+/// Why an `Allocate` gets no decision, besides a [`Refusal`].
+const OWN_REASONS: [&str; 4] = ["NotSaved", "NotOwnerYet", "Stopping", "PodResourcesSilent"];
 
 /// Ids that a log line repeats.
 const IDS_SHOWN: usize = 16;
@@ -107,6 +111,8 @@ impl Service {
         streams: Streams,
         stop: CancellationToken,
     ) -> Self {
+        let own = OWN_REASONS.into_iter().chain(Refusal::REASONS);
+        handle.metrics().may_refuse(Face::Legacy, own);
         Self {
             folder: folder.into(),
             handle,
@@ -114,6 +120,23 @@ impl Service {
             streams,
             stop,
         }
+    }
+
+    fn metrics(&self) -> &Metrics {
+        self.handle.metrics()
+    }
+
+    fn refuse(&self, refusal: &Refusal, ids: &[String]) -> Status {
+        let ids = ids_shown(ids);
+        self.metrics().refused(Face::Legacy, refusal.reason());
+        tracing::info!(
+            face = "legacy",
+            reason = refusal.reason(),
+            ?ids,
+            refusal = %refusal,
+            "refused an Allocate"
+        );
+        wire::refused(refusal)
     }
 
     /// Gives all containers of a call their devices.
@@ -137,7 +160,7 @@ impl Service {
         if texts.len() > IDS_LIMIT {
             return Err(too_much("devices", texts.len(), IDS_LIMIT).into());
         }
-        let ids = wire::device_ids(texts).map_err(|refusal| refuse(&refusal, texts))?;
+        let ids = wire::device_ids(texts).map_err(|refusal| self.refuse(&refusal, texts))?;
         let started = Instant::now();
         let mut listing: Option<Listing> = None;
         loop {
@@ -155,16 +178,16 @@ impl Service {
                 arbiter::Error::NotOwner(successor) => NoDecision::NotOwner(successor),
                 error @ (arbiter::Error::NotSaved(_)
                 | arbiter::Error::NoCdiFile(_)
-                | arbiter::Error::Stopping) => undecided(&error, texts).into(),
+                | arbiter::Error::Stopping) => undecided(self.metrics(), &error, texts).into(),
             })?;
             match reply {
                 AllocateReply::Granted(devices) => return Ok(devices),
-                AllocateReply::Refused(refusal) => return Err(refuse(&refusal, texts).into()),
+                AllocateReply::Refused(refusal) => return Err(self.refuse(&refusal, texts).into()),
                 AllocateReply::NeedsListing if listing.is_none() => {
                     listing = Some(
                         (self.list_now)(ids.clone())
                             .await
-                            .map_err(|why| unlisted(&why, texts))?,
+                            .map_err(|why| unlisted(self.metrics(), &why, texts))?,
                     );
                 }
                 AllocateReply::Wait if patience == Patience::Waits => {
@@ -239,6 +262,7 @@ impl DevicePlugin for Service {
         request: Request<AllocateCall>,
     ) -> Result<Response<AllocateResponse>, Status> {
         let _open = self.handle.open_allocate();
+        let _timed = self.metrics().timed(Answer::Allocate);
         let call = request.into_inner();
         if call.container_requests.is_empty() {
             // An empty answer would make the kubelet leak what it has reserved.
@@ -270,7 +294,8 @@ impl DevicePlugin for Service {
                     .iter()
                     .flat_map(|container| container.devices_ids.iter().cloned())
                     .collect();
-                return Err(undecided(&arbiter::Error::NotOwner(successor), &ids));
+                let error = arbiter::Error::NotOwner(successor);
+                return Err(undecided(self.metrics(), &error, &ids));
             }
             // Without a successor after all, the next question is decided here.
             tokio::time::sleep(LOOK_AGAIN).await;
@@ -347,28 +372,18 @@ fn ids_shown(ids: &[String]) -> Vec<String> {
     ids.iter().take(IDS_SHOWN).map(|id| shown(id)).collect()
 }
 
-fn refuse(refusal: &bridge_core::Refusal, ids: &[String]) -> Status {
-    let ids = ids_shown(ids);
-    tracing::info!(
-        face = "legacy",
-        reason = refusal.reason(),
-        ?ids,
-        refusal = %refusal,
-        "refused an Allocate"
-    );
-    wire::refused(refusal)
-}
-
-fn undecided(error: &arbiter::Error, ids: &[String]) -> Status {
+fn undecided(metrics: &Metrics, error: &arbiter::Error, ids: &[String]) -> Status {
     let ids = ids_shown(ids);
     let reason = error.reason();
+    metrics.refused(Face::Legacy, reason);
     tracing::warn!(face = "legacy", reason, %error, ?ids, "could not decide an Allocate");
     wire::undecided(error)
 }
 
 /// pod-resources did not answer, so it can't be told whether the pod that had the id is still there.
-fn unlisted(why: &str, ids: &[String]) -> Status {
+fn unlisted(metrics: &Metrics, why: &str, ids: &[String]) -> Status {
     let ids = ids_shown(ids);
+    metrics.refused(Face::Legacy, "PodResourcesSilent");
     tracing::warn!(
         face = "legacy",
         reason = "PodResourcesSilent",

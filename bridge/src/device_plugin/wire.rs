@@ -79,7 +79,7 @@ pub(super) fn undecided(error: &arbiter::Error) -> Status {
 
 #[cfg(test)]
 mod tests {
-    use bridge_core::UnitId;
+    use bridge_core::{Mode, UnitId};
     use tonic::Code;
 
     use super::*;
@@ -100,6 +100,7 @@ mod tests {
     #[test]
     fn the_list_has_every_id_in_order_with_its_numa_node() {
         let offers = Offers {
+            mode: Mode::Both,
             count: 0,
             clear: false,
             counted: vec![

@@ -10,7 +10,9 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bridge_core::{ClaimRef, ClaimUid, Patience, PrepareRequest, Refusal, is_object_name, shown};
+use bridge_core::{
+    ClaimRef, ClaimUid, Face, Patience, PrepareRequest, Refusal, is_object_name, shown,
+};
 use futures::StreamExt;
 use kube::Client;
 use tokio::time::{Instant, sleep_until, timeout_at};
@@ -21,6 +23,7 @@ use super::claims;
 use super::successor::Successors;
 use super::wire::{Prepared, PreparedDevice, Unprepared};
 use crate::arbiter::{self, HOLD_LIMIT, Handle, LOOK_AGAIN, PrepareReply};
+use crate::metrics::Answer;
 
 /// How long Prepare waits for a unit that may become free. The kubelet comes back only after 77-89 s, so waiting
 /// is better than an early no; it gives a call 45 s.
@@ -42,6 +45,15 @@ const CLAIMS_AT_ONCE: usize = 16;
 
 /// Claims of one call: the kubelet asks for those of one pod, which has a handful.
 pub(super) const CLAIMS_LIMIT: usize = 1024;
+
+/// Why a claim is not prepared, besides a [`Refusal`] and what is wrong with the claim.
+const OWN_REASONS: [&str; 5] = [
+    "NotSaved",
+    "NoCdiFile",
+    "NotOwnerYet",
+    "Stopping",
+    "TimeIsUp",
+];
 
 /// A claim as the kubelet names it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -156,6 +168,9 @@ impl Service {
         successors: Successors,
         shutdown: CancellationToken,
     ) -> Arc<Self> {
+        let of_claims = claims::Error::REASONS.into_iter();
+        let all = of_claims.chain(Refusal::REASONS).chain(OWN_REASONS);
+        handle.metrics().may_refuse(Face::Dra, all);
         Arc::new(Self {
             client,
             node,
@@ -170,23 +185,35 @@ impl Service {
         let arrived = self.handle.uptime();
         let start = Instant::now();
         each(asked, |asked| async move {
-            let claim = named(asked)?;
-            let end = start + CALL_LIMIT;
-            match timeout_at(end, self.prepare_one(&claim, arrived, start + WAIT_LIMIT)).await {
-                Ok(answer) => answer,
-                Err(_) => Err(Why::TimeIsUp {
-                    claim,
-                    verb: "prepared",
-                }),
-            }
+            let _timed = self.handle.metrics().timed(Answer::Prepare);
+            let answer = self.prepare_in_time(asked, arrived, start).await;
+            answer.inspect_err(|why| self.handle.metrics().refused(Face::Dra, why.reason()))
         })
         .await
+    }
+
+    async fn prepare_in_time(
+        &self,
+        asked: Asked,
+        arrived: Duration,
+        start: Instant,
+    ) -> Result<Vec<PreparedDevice>, Why> {
+        let claim = named(asked)?;
+        let end = start + CALL_LIMIT;
+        match timeout_at(end, self.prepare_one(&claim, arrived, start + WAIT_LIMIT)).await {
+            Ok(answer) => answer,
+            Err(_) => Err(Why::TimeIsUp {
+                claim,
+                verb: "prepared",
+            }),
+        }
     }
 
     /// Gives each claim's units back. A claim that is not known has none.
     pub(super) async fn unprepare(&self, asked: Vec<Asked>) -> Unprepared {
         let end = Instant::now() + CALL_LIMIT;
         each(asked, |asked| async move {
+            let _timed = self.handle.metrics().timed(Answer::Unprepare);
             // What has no proper UID was never prepared.
             let Ok(claim) = claim_ref(asked) else {
                 return Ok(());

@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use bridge_core::{ClaimOffer, DeviceName, NAME_LIMIT, Offers, TaintEffect, UnitId};
+use bridge_core::{ClaimOffer, DeviceName, Mode, NAME_LIMIT, Offers, TaintEffect, UnitId};
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::resource::v1::{Device, ResourcePool, ResourceSlice, ResourceSliceSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
@@ -27,10 +27,14 @@ use tracing::{debug, info, warn};
 use self::ask::{Refusal, ask};
 use super::DRIVER;
 use crate::follow::{self, After, Complaints, Event};
+use crate::metrics::{Metrics, SliceWrite};
 
 /// The most devices of a slice in which any device has a taint
 /// (`ResourceSliceMaxDevicesWithTaintsOrConsumesCounters` in k8s.io/api `resource/v1/types.go`).
 pub const DEVICE_LIMIT: usize = 64;
+
+/// Annotation of the slice with the mode of its node, for other schedulers and for who looks at all nodes.
+pub const MODE_ANNOTATION: &str = "gpu-bridge.dev/mode";
 
 /// How often all slices of this driver and node are listed anew. A watch has been seen to lose the deletion of a
 /// slice that had just been written (k/k#132683).
@@ -121,6 +125,7 @@ pub async fn run(
     mut offers: watch::Receiver<Arc<Offers>>,
     state: watch::Sender<PublishState>,
     shown: watch::Sender<Option<BTreeSet<UnitId>>>,
+    metrics: Metrics,
     shutdown: CancellationToken,
 ) {
     let (events, mut seen) = mpsc::channel(EVENT_BOUND);
@@ -138,7 +143,7 @@ pub async fn run(
         |_| true,
         events,
     );
-    let mut publisher = Publisher::new(client, node, state);
+    let mut publisher = Publisher::new(client, node, state, metrics);
     let publishing = async {
         loop {
             let again = publisher.again;
@@ -157,6 +162,7 @@ pub async fn run(
                 publisher.take(event);
             }
             let wanted = Arc::clone(&offers.borrow_and_update());
+            publisher.mode = wanted.mode;
             if publisher.publish(wanted.claims.as_deref()).await {
                 let open = open_units(&wanted);
                 shown.send_if_modified(|before| {
@@ -194,6 +200,7 @@ struct Publisher {
     slices: Api<ResourceSlice>,
     nodes: Api<Node>,
     node: String,
+    mode: Mode,
     owner: Option<OwnerReference>,
     /// The slices of our driver and node, as last seen or written; `None` before the first list.
     known: Option<BTreeMap<String, ResourceSlice>>,
@@ -211,14 +218,21 @@ struct Publisher {
     failures: u32,
     complaints: Complaints,
     state: watch::Sender<PublishState>,
+    metrics: Metrics,
 }
 
 impl Publisher {
-    fn new(client: Client, node: String, state: watch::Sender<PublishState>) -> Self {
+    fn new(
+        client: Client,
+        node: String,
+        state: watch::Sender<PublishState>,
+        metrics: Metrics,
+    ) -> Self {
         Self {
             slices: Api::all(client.clone()),
             nodes: Api::all(client),
             node,
+            mode: Mode::default(),
             owner: None,
             known: None,
             taints: TaintSupport::Unknown,
@@ -231,6 +245,7 @@ impl Publisher {
             failures: 0,
             complaints: Complaints::new("resourceslices"),
             state,
+            metrics,
         }
     }
 
@@ -310,6 +325,7 @@ impl Publisher {
     }
 
     async fn fail(&mut self, error: &Error) {
+        self.metrics.slice_not_written();
         self.again = Some(Instant::now() + self.pause);
         self.pause = (self.pause * 2).min(RETRY_LAST);
         self.failures += 1;
@@ -406,7 +422,10 @@ impl Publisher {
                 ..DeleteParams::default()
             };
             match ask(self.slices.delete(&name, &params)).await {
-                Ok(_) => info!(slice = name, "deleted a ResourceSlice"),
+                Ok(_) => {
+                    self.metrics.slice_written(SliceWrite::Delete);
+                    info!(slice = name, "deleted a ResourceSlice");
+                }
                 Err(Refusal::Gone) => {}
                 Err(refusal) => return Err(refusal.into_error("delete a ResourceSlice")),
             }
@@ -493,6 +512,10 @@ impl Publisher {
         }
         let before = std::mem::replace(&mut self.taints, taints);
         self.probed = Some(Instant::now());
+        match taints {
+            TaintSupport::Dropped => self.metrics.taints_dropped(),
+            TaintSupport::Kept | TaintSupport::Unknown => self.metrics.taints_kept(),
+        }
         match (taints, before) {
             (TaintSupport::Dropped, _) => warn!(
                 "the API server drops the taints of devices (feature gate DRADeviceTaints, on since Kubernetes 1.36): devices that no claim may get are left out of the ResourceSlice instead"
@@ -509,6 +532,10 @@ impl Publisher {
         let kept = self
             .keeper()
             .and_then(|name| self.known.as_ref()?.get(&name).cloned());
+        let how = match kept {
+            Some(_) => SliceWrite::Update,
+            None => SliceWrite::Create,
+        };
         let stored = match kept {
             Some(before) => {
                 let slice = self.changed(&before, devices).await?;
@@ -549,6 +576,7 @@ impl Publisher {
                 }
             }
         };
+        self.metrics.slice_written(how);
         info!(
             slice = name_of(&stored),
             devices = stored.spec.devices.as_ref().map_or(0, Vec::len),
@@ -572,6 +600,7 @@ impl Publisher {
                 name,
                 generate_name,
                 owner_references: Some(vec![self.owner().await?]),
+                annotations: Some(BTreeMap::from([self.annotation()])),
                 ..ObjectMeta::default()
             },
             spec: self.spec(INITIAL_GENERATION, devices),
@@ -591,9 +620,16 @@ impl Publisher {
         );
         let mut slice = before.clone();
         slice.metadata.managed_fields = None;
+        let (key, mode) = self.annotation();
+        let annotations = slice.metadata.annotations.get_or_insert_default();
+        annotations.insert(key, mode);
         slice.metadata.owner_references = Some(vec![self.owner().await?]);
         slice.spec = self.spec(before.spec.pool.generation, devices);
         Ok(slice)
+    }
+
+    fn annotation(&self) -> (String, String) {
+        (MODE_ANNOTATION.to_owned(), self.mode.as_str().to_owned())
     }
 
     fn spec(&self, generation: i64, devices: Vec<Device>) -> ResourceSliceSpec {
@@ -671,7 +707,11 @@ fn is_same(stored: &ResourceSlice, wanted: &ResourceSlice) -> bool {
         let mut spec = slice.spec.clone();
         let devices = spec.devices.get_or_insert_default();
         device::forget_times(devices);
-        (spec, slice.metadata.owner_references.clone())
+        let annotations = slice.metadata.annotations.as_ref();
+        let mode = annotations
+            .and_then(|all| all.get(MODE_ANNOTATION))
+            .cloned();
+        (spec, slice.metadata.owner_references.clone(), mode)
     };
     plain(stored) == plain(wanted)
 }
@@ -728,7 +768,7 @@ mod tests {
         let config = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
         let client = Client::try_from(config).unwrap();
         let (state, _) = watch::channel(PublishState::Waiting);
-        let mut publisher = Publisher::new(client, "node-a".to_owned(), state);
+        let mut publisher = Publisher::new(client, "node-a".to_owned(), state, Metrics::new());
         publisher.take(Event::Listed(vec![slice("9", 1)]));
         publisher.note(slice("11", 3));
         publisher.take(Event::Applied(slice("10", 2)));

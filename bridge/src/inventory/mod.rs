@@ -12,6 +12,8 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
+use crate::metrics::{Metrics, NvmlCall};
+
 /// How often the GPUs are read again. A lost GPU is noticed within this time.
 const SCAN_PERIOD: Duration = Duration::from_secs(10);
 /// Every so many scans NVML is started anew, because it does not look for new GPUs by itself. Starting NVML can
@@ -56,6 +58,7 @@ pub async fn run(
     session: Session,
     scans: watch::Sender<Scan>,
     mut on_demand: mpsc::Receiver<()>,
+    metrics: Metrics,
     cancel: CancellationToken,
 ) {
     let mut retry = RETRY_FIRST;
@@ -63,7 +66,7 @@ pub async fn run(
     let mut failures: u32 = 0;
     let mut anew = true;
     loop {
-        let scan = scan(&session, anew).await;
+        let scan = scan(&session, anew, &metrics).await;
         failures = match scan {
             Scan::Unavailable(_) => failures.saturating_add(1),
             Scan::Seen { .. } | Scan::Pending => 0,
@@ -99,15 +102,23 @@ pub async fn run(
     }
 }
 
-async fn scan(session: &Session, anew: bool) -> Scan {
+async fn scan(session: &Session, anew: bool, metrics: &Metrics) -> Scan {
     let snapshot = if anew {
         session.rescan().await
     } else {
         session.snapshot().await
     };
     match snapshot {
-        Ok(snapshot) => seen(snapshot),
-        Err(error) => Scan::Unavailable(error.to_string()),
+        Ok(snapshot) => {
+            for _ in &snapshot.failed {
+                metrics.nvml_failed(NvmlCall::Gpu);
+            }
+            seen(snapshot)
+        }
+        Err(error) => {
+            metrics.nvml_failed(NvmlCall::Scan);
+            Scan::Unavailable(error.to_string())
+        }
     }
 }
 

@@ -296,6 +296,7 @@ async fn ask_for_ever(
         match resources.list().await {
             Ok(listing) => {
                 trouble.over();
+                handle.metrics().pod_resources_answered();
                 // What could not be saved is told anew with the next answer.
                 let (Told::Taken | Told::NotTaken(_)) =
                     handle.tell(Observation::Listing(listing)).await?;

@@ -15,7 +15,8 @@ async fn limited(gpus: u32) -> World {
     limited_and_configured(gpus, "").await
 }
 
-async fn limited_and_configured(gpus: u32, config: &str) -> World {
+/// The same with a configuration file.
+pub(crate) async fn limited_and_configured(gpus: u32, config: &str) -> World {
     let mut world = World::new(gpus).await;
     world.configure(config);
     world.start_kubelet().await;

@@ -26,6 +26,7 @@ mod dcgm;
 mod dice;
 mod disk;
 mod end;
+mod events;
 mod gpus;
 #[path = "../common/h100.rs"]
 mod h100;
@@ -36,6 +37,7 @@ mod kubelet;
 mod ledger;
 mod live;
 mod log;
+mod metrics;
 mod mistakes;
 mod modes;
 mod monitoring;

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bridge_core::{
-    CountedOffer, DeviceId, Health, ListedDevice, ListedPod, Listing, Offers, Patience, PodName,
-    Refusal, UnitId,
+    CountedOffer, DeviceId, Health, ListedDevice, ListedPod, Listing, Mode, Offers, Patience,
+    PodName, Refusal, UnitId,
 };
 use gpu_bridge::arbiter::{AllocateReply, Error, GrantedDevice};
 use gpu_bridge::device_plugin::{ListNow, RegistrationState};
@@ -40,6 +40,7 @@ fn offers(healthy: &[bool]) -> Offers {
         reserved: false,
     };
     Offers {
+        mode: Mode::Both,
         count: 0,
         clear: false,
         counted: healthy.iter().enumerate().map(offer).collect(),

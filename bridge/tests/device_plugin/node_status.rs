@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
-use bridge_core::{CountedOffer, DeviceId, Health, Ledger, Offers, Pool, Settings, Status};
+use bridge_core::{CountedOffer, DeviceId, Health, Ledger, Mode, Offers, Pool, Settings, Status};
 use futures::FutureExt as _;
 use gpu_bridge::arbiter::{Call, Handle, Observation};
 use gpu_bridge::device_plugin::{
@@ -54,6 +54,7 @@ fn offers(healthy: u32, count: u32) -> Arc<Offers> {
         }
     });
     Arc::new(Offers {
+        mode: Mode::Both,
         count,
         clear: false,
         counted: counted.collect(),

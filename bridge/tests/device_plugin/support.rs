@@ -13,6 +13,7 @@ use futures::FutureExt as _;
 use gpu_bridge::arbiter::{self, AllocateReply, Call, Error, Handle, Observation};
 use gpu_bridge::cdi::{CdiFiles, Roots};
 use gpu_bridge::device_plugin::{self, ListNow, RegistrationState};
+use gpu_bridge::metrics::Metrics;
 use gpu_bridge::store::{BootId, Store};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
@@ -88,6 +89,7 @@ impl Arbiter {
                 Box::pin(async move { processes })
             }),
             Instant::now(),
+            Metrics::new(),
         );
         let task = tokio::spawn(arbiter.run());
         let inventory = Inventory::Seen((0..gpus).map(gpu).collect());

@@ -5,9 +5,10 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use bridge_core::{ClaimOffer, DeviceName, Gpu, Offers, Taint, TaintReason, UnitId};
+use bridge_core::{ClaimOffer, DeviceName, Gpu, Mode, Offers, Taint, TaintReason, UnitId};
 use expect_test::expect;
 use gpu_bridge::dra::{PublishState, TaintSupport, slices};
+use gpu_bridge::metrics::Metrics;
 use kube::Client;
 use kube::client::Body;
 use serde_json::{Value, json};
@@ -126,6 +127,7 @@ impl Publishing {
             seen,
             sender,
             shown,
+            Metrics::new(),
             shutdown.clone(),
         ));
         Self {
@@ -199,6 +201,7 @@ fn devices(slice: &Value) -> Vec<(String, Option<String>)> {
 
 fn offers(claims: Option<Vec<ClaimOffer>>) -> Offers {
     Offers {
+        mode: Mode::Both,
         count: 0,
         clear: false,
         counted: Vec::new(),
@@ -249,6 +252,26 @@ fn held(number: u32, taint: Option<TaintReason>) -> ClaimOffer {
 }
 
 #[tokio::test]
+async fn the_slice_says_the_mode_of_its_node_and_is_written_when_that_changes() {
+    let publishing = Publishing::start(api().await, Some(vec![offer(0, None)]));
+    let says = async |mode: &str| {
+        eventually(&format!("the slice says {mode}"), DEADLINE, || {
+            let slices = publishing.api.list(SLICES);
+            slices.len() == 1
+                && slices[0]["metadata"]["annotations"][slices::MODE_ANNOTATION] == mode
+        })
+        .await;
+    };
+    says("both").await;
+    publishing.offers.send_replace(Arc::new(Offers {
+        mode: Mode::Dra,
+        ..offers(Some(vec![offer(0, None)]))
+    }));
+    says("dra").await;
+    assert_eq!(publishing.writes(), [1, 1, 0]);
+}
+
+#[tokio::test]
 async fn the_slice_is_what_nvidias_driver_would_publish() {
     let mut plain = offer(1, None);
     plain.gpu.numa_node = None;
@@ -276,6 +299,9 @@ async fn the_slice_is_what_nvidias_driver_would_publish() {
           "apiVersion": "resource.k8s.io/v1",
           "kind": "ResourceSlice",
           "metadata": {
+            "annotations": {
+              "gpu-bridge.dev/mode": "both"
+            },
             "name": "00000-gpu.nvidia.com-node-a",
             "ownerReferences": [
               {

@@ -13,6 +13,7 @@ use bridge_core::{
 use gpu_bridge::arbiter::{self, Call, Handle, Observation};
 use gpu_bridge::cdi::{CdiFiles, Roots};
 use gpu_bridge::device_plugin::{self, RegistrationState};
+use gpu_bridge::metrics::Metrics;
 use gpu_bridge::store::{BootId, Store};
 use gpu_bridge::usage::{self, PodResources, PodsOut};
 use kube::Client;
@@ -106,8 +107,14 @@ impl Arbiter {
             Box::pin(async move { processes })
         });
         let started = Instant::now();
-        let (arbiter, inner) =
-            arbiter::Arbiter::new(pool, Arc::new(store), Arc::new(cdi), probe, started);
+        let (arbiter, inner) = arbiter::Arbiter::new(
+            pool,
+            Arc::new(store),
+            Arc::new(cdi),
+            probe,
+            started,
+            Metrics::new(),
+        );
         let mut tasks = JoinSet::new();
         tasks.spawn(arbiter.run());
         let seen = Arc::new(Seen::default());

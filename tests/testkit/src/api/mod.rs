@@ -29,7 +29,8 @@ use store::{Key, Part, Resource, Scope, Store};
 /// A running server. Ends when it is dropped.
 ///
 /// Objects are JSON; `plural` is as in a URL: `pods`, `nodes`, `events`, `resourceclaims`, `resourceslices`,
-/// `deviceclasses`. Of `events` the methods here mean those of the core API; clients may use both.
+/// `deviceclasses`. Of `events` the methods here mean those of the core API, but for [`ApiServer::events`]; clients may
+/// use both. TokenReviews and SubjectAccessReviews are answered as the test says.
 #[derive(Debug)]
 pub struct ApiServer {
     shared: Arc<Shared>,
@@ -55,6 +56,10 @@ struct Switches {
     taints: Taints,
     /// Verb and resource.
     forbidden: BTreeSet<(String, String)>,
+    /// User and audience of each token that is known.
+    tokens: BTreeMap<String, (String, String)>,
+    /// Users, and the non-resource URLs that they may get.
+    readers: BTreeSet<(String, String)>,
 }
 
 /// Whether the server can be reached.
@@ -170,6 +175,13 @@ impl ApiServer {
         lock(&self.shared.store).list(store::by_plural(plural))
     }
 
+    /// All events of the API `events.k8s.io/v1`, by namespace and name.
+    #[must_use]
+    pub fn events(&self) -> Vec<Value> {
+        let events = store::find("events.k8s.io/v1", "events");
+        events.map_or_else(Vec::new, |events| lock(&self.shared.store).list(events))
+    }
+
     /// Merges a patch (RFC 7386) into an object, status included. Returns it as it is stored.
     ///
     /// # Panics
@@ -250,6 +262,25 @@ impl ApiServer {
     pub fn allow(&self, verb: &str, resource: &str) {
         let rule = (verb.to_owned(), resource.to_owned());
         lock(&self.shared.switches).forbidden.remove(&rule);
+    }
+
+    /// From now on a TokenReview knows this token, if it asks for that audience.
+    pub fn know_token(&self, token: &str, user: &str, audience: &str) {
+        let known = (user.to_owned(), audience.to_owned());
+        let mut switches = lock(&self.shared.switches);
+        switches.tokens.insert(token.to_owned(), known);
+    }
+
+    /// From now on a SubjectAccessReview lets this user get that non-resource URL.
+    pub fn let_read(&self, user: &str, path: &str) {
+        let reader = (user.to_owned(), path.to_owned());
+        lock(&self.shared.switches).readers.insert(reader);
+    }
+
+    /// Ends [`ApiServer::let_read`].
+    pub fn let_read_no_more(&self, user: &str, path: &str) {
+        let reader = (user.to_owned(), path.to_owned());
+        lock(&self.shared.switches).readers.remove(&reader);
     }
 
     /// Forgets what happened so far: a watch from an older version gets 410 Gone and has to list anew.

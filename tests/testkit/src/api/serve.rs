@@ -173,12 +173,44 @@ fn create(shared: &Shared, target: &Target, object: Value) -> Result<Response, F
             json!({"kind": "Status", "apiVersion": "v1", "status": "Success"}),
         ));
     }
+    if let Some(answer) = reviewed(shared, target.resource.plural, &object) {
+        return Ok((StatusCode::CREATED, Json(answer)).into_response());
+    }
     let object = cleaned(shared, target.resource, object);
     let namespace = target.namespace.as_deref().unwrap_or_default();
     let created = change(shared, target, |store| {
         store.create(target.resource, namespace, object)
     });
     Ok((StatusCode::CREATED, Json(created?)).into_response())
+}
+
+/// The answer to a question about a token or a right; `None`: it is none.
+fn reviewed(shared: &Shared, plural: &str, question: &Value) -> Option<Value> {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let spec = &question["spec"];
+    let switches = lock(&shared.switches);
+    let status = match plural {
+        "tokenreviews" => {
+            let audiences = spec["audiences"].as_array().cloned().unwrap_or_default();
+            match switches.tokens.get(&text(&spec["token"])) {
+                Some((user, audience)) if audiences.contains(&json!(audience)) => json!({
+                    "authenticated": true,
+                    "user": {"username": user},
+                    "audiences": [audience],
+                }),
+                Some(_) | None => json!({"authenticated": false}),
+            }
+        }
+        "subjectaccessreviews" => {
+            let path = text(&spec["nonResourceAttributes"]["path"]);
+            let asked = (text(&spec["user"]), path);
+            json!({"allowed": switches.readers.contains(&asked)})
+        }
+        _ => return None,
+    };
+    let mut answer = question.clone();
+    answer["status"] = status;
+    Some(answer)
 }
 
 /// Changes an object, or its status. `new` gets it as it is.

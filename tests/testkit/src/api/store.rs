@@ -34,7 +34,7 @@ const fn resource(
 }
 
 /// All kinds that the bridge uses.
-const RESOURCES: [Resource; 7] = [
+const RESOURCES: [Resource; 9] = [
     resource("v1", "pods", "Pod", Scope::Namespaced),
     resource("v1", "nodes", "Node", Scope::Cluster),
     resource("v1", "events", "Event", Scope::Namespaced),
@@ -55,6 +55,19 @@ const RESOURCES: [Resource; 7] = [
         "resource.k8s.io/v1",
         "deviceclasses",
         "DeviceClass",
+        Scope::Cluster,
+    ),
+    // Questions: what is created is the answer, and nothing is stored.
+    resource(
+        "authentication.k8s.io/v1",
+        "tokenreviews",
+        "TokenReview",
+        Scope::Cluster,
+    ),
+    resource(
+        "authorization.k8s.io/v1",
+        "subjectaccessreviews",
+        "SubjectAccessReview",
         Scope::Cluster,
     ),
 ];
