@@ -5,9 +5,11 @@
 )]
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::Write as _;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
+use std::process::Stdio;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -605,5 +607,60 @@ async fn on_the_node_the_page_for_a_browser_is_there_and_on_the_socket_it_is_not
     }
     let over_socket = admin::probe(&served.socket(), admin::PAGE).await;
     assert!(matches!(over_socket, Err(ClientError::Code { .. })));
+    served.end().await;
+}
+
+/// How long a browser may take to start and to show a page, on a machine that is busy.
+const BROWSER_LIMIT: Duration = Duration::from_secs(180);
+
+/// What a browser shows of a page, as markup after its script has run; `None`: this machine has no browser.
+async fn shown_by_a_browser(url: &str) -> Option<String> {
+    let profile = TempDir::new().unwrap();
+    let run = tokio::process::Command::new("chromium")
+        // In a container the tests may be root, and then there is no sandbox.
+        .args([
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-dev-shm-usage",
+        ])
+        .args(["--virtual-time-budget=3000", "--dump-dom"])
+        .arg(format!("--user-data-dir={}", profile.path().display()))
+        .arg(url)
+        .stdin(Stdio::null())
+        .kill_on_drop(true)
+        .output();
+    let run = timeout(BROWSER_LIMIT, run).await.expect("it ends in time");
+    match run {
+        Ok(run) => Some(String::from_utf8_lossy(&run.stdout).into_owned()),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
+        Err(error) => panic!("chromium: {error}"),
+    }
+}
+
+#[tokio::test]
+async fn a_browser_shows_who_has_what_under_the_policy_of_the_page() {
+    let served = Served::start(some_of_everything()).await;
+    let url = format!("http://{}/", served.address);
+    let Some(seen) = shown_by_a_browser(&url).await else {
+        // Nobody is left to tell when standard error is closed.
+        let _ = writeln!(
+            std::io::stderr(),
+            "SKIPPED: the page in a browser: there is no chromium"
+        );
+        return;
+    };
+    for part in [
+        "<span id=\"node\">node-1</span>",
+        "<td>pod default/counted</td>",
+        "<td>claim train/llm</td>",
+        "<td>an unknown process</td>",
+        "<tr class=\"attention\">",
+        "mode both",
+        "free: 1 for counted pods, 0 for claims",
+        "<p id=\"trouble\" role=\"alert\" hidden=\"\">",
+    ] {
+        assert!(seen.contains(part), "{part} is missing in {seen}");
+    }
     served.end().await;
 }
