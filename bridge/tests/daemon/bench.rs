@@ -4,6 +4,7 @@
 //! same socket, one save of a file as large as the ledger, one GET of a claim, one question about the processes of all
 //! GPUs. Nothing is judged, since a machine may be busy; a round in every run of the tests shows that it runs.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::io::Write as _;
@@ -421,7 +422,11 @@ async fn generation(world: &World) -> u64 {
 /// Memory, CPU and requests of a node where nothing happens, with pods that hold GPUs and with none that does.
 async fn idle(page: &mut Page, seconds: u64) {
     for holding in [0, GPUS / 2] {
-        let mut world = World::running(GPUS).await;
+        let mut world = World::new(GPUS).await;
+        // With the right to change the count, as a node has it, and limits, so that nothing moves.
+        world.api.allow("patch", "nodes/status");
+        world.configure("mode: both\nlimits: {legacy: 4, dra: 4}\n");
+        let mut world = world.started().await;
         for number in 0..holding {
             world.run_counted(&format!("counted-{number}"), 1).await;
             let device = format!("gpu-{number}");
@@ -446,22 +451,33 @@ async fn idle(page: &mut Page, seconds: u64) {
         .await;
         let process = format!("/proc/{}", world.daemon().pid().as_raw_nonzero());
         let process = Path::new(&process);
-        let (cpu, asked) = (cpu(process), requests(&world));
+        let (cpu, before) = (cpu(process), world.api.counts());
         tokio::time::sleep(Duration::from_secs(seconds)).await;
         let minutes = Duration::from_secs(seconds).as_secs_f64() / 60.0;
         let cpu = (self::cpu(process) - cpu).as_secs_f64() * 1000.0 / minutes;
         let status = fs::read_to_string(process.join("status")).expect("it runs");
         let mib = |key: &str| number(&status, key) as f64 / 1024.0;
-        let asked = (requests(&world) - asked) as f64 / minutes;
+        let asked = since_then(&world, &before);
+        let requests = asked.values().sum::<u64>() as f64 / minutes;
         page.line(&format!(
             "Idle for {seconds} s, {LISTED} pods listed, {} of them with GPUs: {cpu:.1} ms of CPU a minute, \
-             {asked:.1} API requests a minute, {:.1} MiB resident ({:.1} anonymous), {} threads.",
+             {requests:.1} API requests a minute, {:.1} MiB resident ({:.1} anonymous), {} threads.",
             2 * holding,
             mib("VmRSS:"),
             mib("RssAnon:"),
             number(&status, "Threads:"),
         ));
+        page.line(&format!("These requests were {asked:?}."));
     }
+}
+
+/// The requests since an earlier look, by verb and resource.
+fn since_then(world: &World, before: &BTreeMap<(String, String), u64>) -> BTreeMap<String, u64> {
+    let more = |(key, count): (&(String, String), &u64)| {
+        let more = count - before.get(key).copied().unwrap_or(0);
+        (more > 0).then(|| (format!("{} {}", key.0, key.1), more))
+    };
+    world.api.counts().iter().filter_map(more).collect()
 }
 
 fn requests(world: &World) -> u64 {
