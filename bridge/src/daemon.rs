@@ -11,6 +11,7 @@ mod client;
 mod conditions;
 mod events;
 mod feeds;
+mod handout;
 mod leave;
 mod lookout;
 mod preview;
@@ -151,7 +152,8 @@ impl Parts {
     /// Starts to decide and to serve: the ledger is ours.
     async fn serve(self, loaded: Loaded, tasks: &mut Tasks) -> anyhow::Result<Handle> {
         let pool = pool_of(loaded, &self.config.borrow().config.settings);
-        let cdi = cdi_files(&self.options);
+        let roots = roots(&self.options);
+        let cdi = CdiFiles::new(self.options.cdi_dir.clone(), roots.clone());
         // Read before the arbiter sweeps what the ledger does not name: on a node without a ledger it is evidence.
         let on_disk = OnDisk::of(&cdi);
         let metrics = self.metrics;
@@ -170,6 +172,7 @@ impl Parts {
         let node = self.options.node_name.clone();
         let faces = Faces {
             options: &self.options,
+            tell: handout::tell(self.config.clone(), self.scans.clone(), roots),
             config: self.config.clone(),
             handle: &handle,
             conditions: &self.conditions,
@@ -217,11 +220,10 @@ impl Parts {
     }
 }
 
-fn cdi_files(options: &RunOptions) -> CdiFiles {
-    let roots = Roots {
+fn roots(options: &RunOptions) -> Roots {
+    Roots {
         dev_root: options.dev_root.clone(),
-    };
-    CdiFiles::new(options.cdi_dir.clone(), roots)
+    }
 }
 
 /// Says what a start without a good ledger means.
@@ -353,6 +355,16 @@ async fn start_feeds(
         handle.clone(),
         stop.clone(),
     ));
+    tasks.spawn(feeds::feed(
+        "topology feed",
+        seen.clone(),
+        |scan: &Scan| {
+            let known = scan.topology().filter(|topology| !topology.is_empty());
+            known.map(Observation::Topology)
+        },
+        handle.clone(),
+        stop.clone(),
+    ));
     tasks.spawn(look_for_strangers(handle.clone(), stop.clone()));
     let first = seen.wait_for(|scan| *scan != Scan::Pending);
     match tokio::time::timeout(FIRST_SCAN_LIMIT, first).await {
@@ -441,6 +453,7 @@ struct Leftovers {
 struct Faces<'a> {
     options: &'a RunOptions,
     config: watch::Receiver<Current>,
+    tell: device_plugin::TellContainer,
     handle: &'a Handle,
     conditions: &'a Conditions,
     client: kube::Client,
@@ -581,6 +594,7 @@ impl Faces<'_> {
                 .pod_uid
                 .as_ref()
                 .map_or_else(|| "node".to_owned(), ToString::to_string),
+            tell: self.tell.clone(),
         };
         let list_now = usage::ask_about(self.resources.clone(), self.handle.status(), pods);
         let (_, handle, stop) = self.own();

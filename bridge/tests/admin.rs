@@ -158,9 +158,6 @@ fn some_offers() -> Offers {
         held_by_claim,
     };
     Offers {
-        mode: Mode::Both,
-        count: 0,
-        clear: false,
         counted: vec![
             counted(8, Health::Healthy, true),
             counted(9, Health::Unhealthy, false),
@@ -170,6 +167,7 @@ fn some_offers() -> Offers {
             claims(8, Some(Taint::keeping_out(TaintReason::Counted)), false),
             claims(9, Some(Taint::evicting(TaintReason::Counted)), false),
         ]),
+        ..Offers::default()
     }
 }
 

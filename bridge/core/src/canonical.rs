@@ -5,6 +5,7 @@
 //! that is added later must be thought of here.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use crate::adopt::LISTED_TWICE;
@@ -235,6 +236,7 @@ impl Seen {
             kubelet_ids,
             lingering,
             strangers: _, // only says what has been reported
+            topology: _,  // decides nothing but which units are preferred
         } = self;
         for n in unlisted.values_mut() {
             *n = UNLISTED_LIMIT.min(*n);
@@ -263,6 +265,7 @@ impl Seen {
             kubelet_ids,
             lingering: clocks.all(lingering, |since| clocks.past(since, LINGER_COUNTED)),
             strangers: BTreeSet::new(),
+            topology: Arc::default(),
         }
     }
 }

@@ -2,12 +2,14 @@
 
 use std::collections::BTreeSet;
 use std::num::NonZeroU32;
+use std::sync::Arc;
 
 use crate::gpu::Gpu;
 use crate::id::UnitId;
 use crate::ledger::{Side, UnitKind, UnitRecord};
 use crate::pool::{Presence, Transition};
 use crate::report::Report;
+use crate::topology::Topology;
 
 /// What NVML says about the node.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,6 +44,11 @@ impl Transition {
         }
         self.steer();
         self.settle();
+    }
+
+    /// Takes what was read of the connections between the units. No unit changes sides or hands for it.
+    pub fn observe_topology(&mut self, topology: Arc<Topology>) {
+        self.pool.seen.topology = topology;
     }
 
     fn lose_all_but(&mut self, gpus: &[Gpu]) {

@@ -31,6 +31,7 @@ mod evidence;
 mod fit;
 mod foreign;
 mod gpu;
+mod handout;
 mod hold;
 mod id;
 mod inventory;
@@ -51,6 +52,7 @@ mod steer;
 mod taint;
 #[cfg(test)]
 mod tests;
+mod topology;
 
 pub use adopt::{Adoption, CheckpointedDevices, CheckpointedResponse};
 pub use allocate::{AllocateOutcome, AllocateRequest, Grant, Patience};
@@ -64,6 +66,9 @@ pub use evidence::{
 };
 pub use fit::{Cordon, NodeShape, NodeTaint, NodeTerm, PodShape, PodToleration, Requirement, Test};
 pub use gpu::Gpu;
+pub use handout::{
+    ContainerEdits, DeviceSpecs, HandedUnit, Handout, HostPath, IdStrategy, ListStrategy,
+};
 pub use hold::{ForeignCause, Former, Hold, HoldKind, Phase};
 pub use id::{
     ClaimName, ClaimRef, ClaimUid, DeviceId, DeviceName, InvalidId, NAME_LIMIT, PodName, PodRef,
@@ -81,3 +86,4 @@ pub use rival::{RIVAL_GONE, Rival};
 pub use settings::{Face, Limits, Mode, Pace, Settings, Weights};
 pub use status::{Status, UnitState, UnitStatus};
 pub use taint::{TAINT_KEY, Taint, TaintEffect, TaintReason, Toleration};
+pub use topology::{Ancestor, Connection, Topology};

@@ -1,6 +1,8 @@
 //! What each face shows now: a function of the pool, and of nothing else.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use crate::gpu::Gpu;
 use crate::hold::Hold;
@@ -9,6 +11,7 @@ use crate::ledger::Side;
 use crate::pool::{Pool, Presence, Standing};
 use crate::settings::{Face, Mode};
 use crate::taint::{Taint, TaintReason};
+use crate::topology::Topology;
 
 /// What the kubelet hears about an id (`Device.health`, kubelet `deviceplugin/v1beta1/api.proto`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -66,6 +69,8 @@ pub struct Offers {
     /// All devices, in the same order; `None`: no slice at all, because the face is closed, nothing holds it
     /// and nobody is evicted.
     pub claims: Option<Vec<ClaimOffer>>,
+    /// How the units are connected, as far as it is known: what is asked for together is picked by it.
+    pub topology: Arc<Topology>,
 }
 
 impl Pool {
@@ -78,6 +83,7 @@ impl Pool {
             clear: self.seen.motion.clear,
             counted: self.counted_offers(),
             claims: self.claim_offers(),
+            topology: Arc::clone(&self.seen.topology),
         }
     }
 
@@ -201,9 +207,10 @@ impl Pool {
 }
 
 impl Offers {
-    /// Picks for `GetPreferredAllocation`: what must be in, then free ids from the tail of the list, those that are about
-    /// to leave after those that stay, then ids of counted pods, which the kubelet has given up if it offers them, then
-    /// those whose unit a claim was allocated.
+    /// Picks for `GetPreferredAllocation`: what must be in, then free ids, those that are about to leave after those that
+    /// stay, then ids of counted pods, which the kubelet has given up if it offers them, then those whose unit a claim was
+    /// allocated. Of ids that are alike in this those whose units go best together, from the tail of the list where that is
+    /// the same.
     /// Deterministic, and never an error: an error here fails the pod for good.
     #[must_use]
     pub fn preferred(
@@ -220,20 +227,26 @@ impl Offers {
             .collect();
         let must: BTreeSet<&String> = must_include.iter().collect();
         let rest: BTreeSet<&String> = available.iter().filter(|id| !must.contains(id)).collect();
-        let mut rest: Vec<&String> = rest.into_iter().collect();
-        rest.sort_by_key(|id| {
-            let known = places.get(*id);
+        let mut ranks: BTreeMap<_, Vec<&String>> = BTreeMap::new();
+        for id in rest {
+            let known = places.get(id);
             let free = known.is_some_and(|(_, offer)| offer.free);
             let leaving = known.is_some_and(|(_, offer)| offer.leaving);
             let reserved = known.is_some_and(|(_, offer)| offer.reserved);
-            let last = std::cmp::Reverse(known.map(|(place, _)| *place));
-            (reserved, !free, leaving, last)
-        });
-        must_include
-            .iter()
-            .chain(rest)
-            .take(size)
-            .cloned()
-            .collect()
+            let rank = (reserved, !free, leaving);
+            ranks.entry(rank).or_default().push(id);
+        }
+        let units = |ids: &[&String]| -> Vec<Option<&UnitId>> {
+            let unit = |id: &&String| places.get(*id).map(|(_, offer)| &offer.unit);
+            ids.iter().map(unit).collect()
+        };
+        let mut chosen: Vec<&String> = must_include.iter().take(size).collect();
+        for mut ids in ranks.into_values() {
+            ids.sort_by_key(|id| Reverse(places.get(*id).map(|(place, _)| *place)));
+            let room = size - chosen.len();
+            let picked = self.topology.choose(room, &units(&ids), &units(&chosen));
+            chosen.extend(picked.into_iter().filter_map(|place| ids.get(place)));
+        }
+        chosen.into_iter().cloned().collect()
     }
 }

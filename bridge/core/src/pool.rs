@@ -1,6 +1,7 @@
 //! The pool: inventory, ledger, sides, mode and limits, and the only way to change them.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::evidence::{Claims, Listing, Moment, Pods, Processes, UnitProcesses};
@@ -12,6 +13,7 @@ use crate::report::{EndCause, Report};
 use crate::rival::Rivalry;
 use crate::settings::{Face, Settings};
 use crate::steer::Motion;
+use crate::topology::Topology;
 
 /// How long the id of a unit stays healthy while only a process of its former counted pod is left on it. The API
 /// counts that unit as free already; a pod that is bound on that count would fail for good without a healthy id,
@@ -72,6 +74,8 @@ pub(crate) struct Seen {
     pub(crate) lingering: BTreeMap<UnitId, Duration>,
     /// Ids already reported as listed without a hold.
     pub(crate) strangers: BTreeSet<DeviceId>,
+    /// How the units are connected.
+    pub(crate) topology: Arc<Topology>,
 }
 
 /// All units of a node, who has them, and what is offered. Changed only through a [`Transition`].

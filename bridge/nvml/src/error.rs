@@ -37,6 +37,12 @@ pub enum Error {
     /// A call about the node as a whole failed; NVML is started anew at the next request.
     #[error("NVML cannot list the GPUs of this node: {0}. NVML is started anew at the next scan")]
     Node(#[source] CallError),
+    /// NVML was started anew before a long request was done.
+    #[error("NVML was started anew while {what} was being read; it is read again later")]
+    Interrupted {
+        /// `the topology`.
+        what: &'static str,
+    },
     /// The driver did not answer in time. The request is still being worked on, but nobody waits for it.
     #[error(
         "NVML has not answered a request for {what} within {after:?}: the driver hangs or is very busy. See the \

@@ -142,7 +142,7 @@ pub(crate) fn uuid(device: &Device<'_>) -> Result<String, CallError> {
     device.uuid().map_err(named("nvmlDeviceGetUUID"))
 }
 
-fn pci_bus_id(device: &Device<'_>) -> Result<String, CallError> {
+pub(crate) fn pci_bus_id(device: &Device<'_>) -> Result<String, CallError> {
     const CALL: &str = "nvmlDeviceGetPciInfo_v3";
     let bus_id = device.pci_info().map_err(named(CALL))?.bus_id;
     sysfs::pci_bus_id(&bus_id)

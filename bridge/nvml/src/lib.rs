@@ -7,7 +7,7 @@
 //!
 //! NVML is reached through the crate nvml-wrapper, and below it through its bindings where the wrapper turns
 //! values that it does not know into errors (brand, architecture), has no fallback for an older driver
-//! (memory), or has no function at all (addressing mode).
+//! (memory), has no function at all (addressing mode), or loses the answer (the other end of an NVLink).
 #![allow(
     unsafe_code,
     reason = "NVML is a C library; this is the only crate of the product that calls one"
@@ -23,9 +23,12 @@ mod session;
 mod snapshot;
 mod sysfs;
 mod thread;
+mod topology;
 
 pub use error::{CallError, Code, Error};
 pub use session::{
     Options, PROCESSES_TIMEOUT, QUEUE, SHUTDOWN_TIMEOUT, SNAPSHOT_TIMEOUT, Session, Timeouts,
 };
-pub use snapshot::{FailedGpu, GpuInfo, GpuProcesses, MigMode, Process, Snapshot, Version};
+pub use snapshot::{
+    CommonAncestor, FailedGpu, GpuInfo, GpuPair, GpuProcesses, MigMode, Process, Snapshot, Version,
+};

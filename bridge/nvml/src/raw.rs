@@ -122,6 +122,36 @@ pub(crate) fn addressing_mode(nvml: &Nvml, device: &Device<'_>) -> Result<Option
     optional(answer.map(|()| mode.value))
 }
 
+/// `nvmlDeviceGetTopologyCommonAncestor`, as a number. The wrapper takes a device by value, and devices can't be copied.
+pub(crate) fn common_ancestor(
+    nvml: &Nvml,
+    one: &Device<'_>,
+    other: &Device<'_>,
+) -> Result<u32, CallError> {
+    let function = function!(nvml, nvmlDeviceGetTopologyCommonAncestor)?;
+    let mut level = sys::nvmlGpuLevel_enum_NVML_TOPOLOGY_SYSTEM;
+    // SAFETY: both handles belong to this library, and `level` is written only.
+    check("nvmlDeviceGetTopologyCommonAncestor", unsafe {
+        function(one.handle(), other.handle(), &raw mut level)
+    })?;
+    Ok(level)
+}
+
+/// `nvmlDeviceGetNvLinkRemoteDeviceType`, as a number. The wrapper answers "unknown" always: it has NVML write into a copy.
+pub(crate) fn nvlink_remote_device_type(
+    nvml: &Nvml,
+    device: &Device<'_>,
+    link: u32,
+) -> Result<u32, CallError> {
+    let function = function!(nvml, nvmlDeviceGetNvLinkRemoteDeviceType)?;
+    let mut kind = sys::nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_UNKNOWN;
+    // SAFETY: the handle belongs to this library, and `kind` is written only.
+    check("nvmlDeviceGetNvLinkRemoteDeviceType", unsafe {
+        function(device.handle(), link, &raw mut kind)
+    })?;
+    Ok(kind)
+}
+
 /// `nvmlDeviceGetComputeRunningProcesses_v3`, or the second version on a driver without it (before R510), with one call
 /// unless there are very many.
 ///

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::error::Error;
-use crate::snapshot::{GpuProcesses, Snapshot};
+use crate::snapshot::{GpuPair, GpuProcesses, Snapshot};
 use crate::thread::{self, Answer, Request};
 
 /// How many requests may wait for the thread. The daemon has three callers (inventory, usage, the arbiter's
@@ -121,6 +121,17 @@ impl Session {
     /// Any [`Error`] but [`Error::NoThread`]; a GPU that does not answer has its own, see [`GpuProcesses`].
     pub async fn processes(&self) -> Result<Vec<GpuProcesses>, Error> {
         self.ask("the processes", self.timeouts.processes, Request::Processes)
+            .await?
+    }
+
+    /// How the GPUs are connected: one entry for each two that answer. Some hundred calls, between which other requests are
+    /// answered; what a GPU does not say counts as no connection.
+    ///
+    /// # Errors
+    ///
+    /// Any [`Error`] but [`Error::NoThread`]; [`Error::Interrupted`] if NVML was started anew meanwhile.
+    pub async fn topology(&self) -> Result<Vec<GpuPair>, Error> {
+        self.ask("the topology", self.timeouts.snapshot, Request::Topology)
             .await?
     }
 

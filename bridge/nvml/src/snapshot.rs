@@ -86,6 +86,36 @@ pub struct FailedGpu {
     pub error: CallError,
 }
 
+/// Two GPUs, and how they are connected.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GpuPair {
+    /// The UUID of one.
+    pub one: String,
+    /// The UUID of the other.
+    pub other: String,
+    /// What they have in common by PCIe; `None` where NVML does not say.
+    pub common_ancestor: Option<CommonAncestor>,
+    /// NVLinks from one to the other, and through switches as many as both have to switches.
+    pub nvlinks: u32,
+}
+
+/// The nearest thing in the PCIe tree above two GPUs (`nvmlDeviceGetTopologyCommonAncestor`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum CommonAncestor {
+    /// They are on one board.
+    Board,
+    /// One PCIe switch.
+    Switch,
+    /// Several PCIe switches.
+    Switches,
+    /// A host bridge.
+    HostBridge,
+    /// The same CPU, by different host bridges.
+    Node,
+    /// They are on different CPUs.
+    System,
+}
+
 /// The compute processes of one GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GpuProcesses {

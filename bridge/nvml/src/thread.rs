@@ -9,8 +9,8 @@ use tokio::sync::{mpsc, oneshot};
 use crate::error::Error;
 use crate::inventory::{self, Known};
 use crate::session::Options;
-use crate::snapshot::{GpuProcesses, Snapshot};
-use crate::{library, processes};
+use crate::snapshot::{GpuPair, GpuProcesses, Snapshot};
+use crate::{library, processes, topology};
 
 /// Where an answer goes.
 pub(crate) type Answer<T> = oneshot::Sender<T>;
@@ -24,6 +24,8 @@ pub(crate) enum Request {
     Rescan(Answer<Result<Snapshot, Error>>),
     /// [`crate::Session::processes`].
     Processes(Answer<Result<Vec<GpuProcesses>, Error>>),
+    /// [`crate::Session::topology`].
+    Topology(Answer<Result<Vec<GpuPair>, Error>>),
     /// [`crate::Session::shutdown`].
     Shutdown(Answer<()>),
 }
@@ -34,6 +36,7 @@ impl Request {
         match self {
             Self::Snapshot(answer) | Self::Rescan(answer) => answer.is_closed(),
             Self::Processes(answer) => answer.is_closed(),
+            Self::Topology(answer) => answer.is_closed(),
             // Stopping is wanted even if nobody waits for it.
             Self::Shutdown(_) => false,
         }
@@ -43,6 +46,7 @@ impl Request {
         match self {
             Self::Snapshot(answer) | Self::Rescan(answer) => send(answer, Err(error)),
             Self::Processes(answer) => send(answer, Err(error)),
+            Self::Topology(answer) => send(answer, Err(error)),
             Self::Shutdown(answer) => send(answer, ()),
         }
     }
@@ -119,10 +123,11 @@ fn serve(
     let mut uuids = processes::Uuids::new();
     let mut first = Some(first);
     let mut all_answered = true;
+    let mut topology = Topology::default();
     loop {
         let (request, fresh) = match first.take() {
             Some(request) => (request, true),
-            None => match next(queue) {
+            None => match topology.meanwhile(nvml, &handles, queue) {
                 Some(request) => (request, false),
                 None => return Next::Stop(None),
             },
@@ -150,8 +155,62 @@ fn serve(
                     return Next::Closed;
                 }
             }
+            Request::Topology(answer) => topology.begin(answer),
             Request::Shutdown(answer) => return Next::Stop(Some(answer)),
         }
+    }
+}
+
+/// The reading of the topology that is under way in a run of NVML, and who waits for it.
+#[derive(Default)]
+struct Topology(Option<(topology::Reading, Pairs)>);
+
+/// Where the pairs go.
+type Pairs = Answer<Result<Vec<GpuPair>, Error>>;
+
+impl Topology {
+    /// Whoever waited for a reading before does so no longer.
+    fn begin(&mut self, answer: Pairs) {
+        self.interrupt();
+        self.0 = Some((topology::Reading::default(), answer));
+    }
+
+    fn interrupt(&mut self) {
+        if let Some((_, answer)) = self.0.take() {
+            let what = "the topology";
+            send(answer, Err(Error::Interrupted { what }));
+        }
+    }
+
+    /// The next request that somebody waits for; until there is one the reading goes on.
+    fn meanwhile(
+        &mut self,
+        nvml: &Nvml,
+        handles: &[inventory::Handle<'_>],
+        queue: &mut mpsc::Receiver<Request>,
+    ) -> Option<Request> {
+        while let Some((reading, answer)) = &mut self.0 {
+            match queue.try_recv() {
+                Ok(request) if request.is_abandoned() => {}
+                Ok(request) => return Some(request),
+                Err(mpsc::error::TryRecvError::Disconnected) => return None,
+                Err(mpsc::error::TryRecvError::Empty) if answer.is_closed() => self.0 = None,
+                Err(mpsc::error::TryRecvError::Empty) => {
+                    if let Some(pairs) = reading.step(nvml, handles)
+                        && let Some((_, answer)) = self.0.take()
+                    {
+                        send(answer, Ok(pairs));
+                    }
+                }
+            }
+        }
+        next(queue)
+    }
+}
+
+impl Drop for Topology {
+    fn drop(&mut self) {
+        self.interrupt();
     }
 }
 

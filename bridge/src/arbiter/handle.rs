@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use bridge_core::{
     Adoption, AllocateRequest, ClaimRef, Claims, Demand, DeviceId, DeviceName, Face, Grant,
     Inventory, Listing, Offers, PodUid, Pods, PrepareRequest, PreparedDevice, Refusal, Report,
-    Rival, Settings, Status, UnitId,
+    Rival, Settings, Status, Topology, UnitId,
 };
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
@@ -124,6 +124,8 @@ pub enum Observation {
     Claims(Option<Claims>),
     /// What NVML says.
     Inventory(Inventory),
+    /// How the GPUs are connected.
+    Topology(Arc<Topology>),
     /// The ids that the kubelet's checkpoint names, while adoption is waited for.
     KubeletIds(BTreeSet<DeviceId>),
     /// By which names claims know their units, while adoption is waited for.

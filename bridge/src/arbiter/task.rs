@@ -513,6 +513,7 @@ pub(super) fn observe(transition: &mut Transition, observation: Observation) {
         Observation::Pods(pods) => transition.observe_pods(pods),
         Observation::Claims(claims) => transition.observe_claims(claims),
         Observation::Inventory(inventory) => transition.observe_inventory(inventory),
+        Observation::Topology(topology) => transition.observe_topology(topology),
         Observation::KubeletIds(ids) => transition.observe_kubelet_ids(ids),
         Observation::Names(names) => transition.observe_names(&names),
         Observation::Adoption(adoption) => transition.adopt(*adoption),

@@ -7,7 +7,7 @@ use std::io::{self, Read};
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use bridge_core::{ClaimUid, DeviceName, Preparation, UnitId};
+use bridge_core::{ClaimUid, DeviceName, HostPath, Preparation, UnitId};
 use rustix::fs::OFlags;
 
 use super::spec::{self, Node, Spec};
@@ -110,6 +110,23 @@ impl Roots {
         std::iter::once(CONTROL_NODE)
             .chain(OPTIONAL_NODES.into_iter().filter(there))
             .map(|path| self.node(path))
+            .collect()
+    }
+
+    /// The driver's nodes, those that are optional where the host has them, and those of these GPUs, in this order: what a
+    /// container is given where no CDI spec does it. What can't be put into words is left out.
+    #[must_use]
+    pub fn host_nodes(&self, minors: &[u32]) -> Vec<HostPath> {
+        let common = self.common().unwrap_or_default();
+        let own = minors
+            .iter()
+            .filter_map(|minor| self.node(&node_of(*minor)).ok());
+        let nodes = common.into_iter().chain(own);
+        nodes
+            .map(|node| HostPath {
+                host_path: node.host_path.unwrap_or_else(|| node.path.clone()),
+                container_path: node.path,
+            })
             .collect()
     }
 

@@ -5,8 +5,8 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-use super::Config;
 use super::schema::{self, Mistake};
+use super::{Config, device_plugin};
 
 /// A ConfigMap has at most this many bytes, and this file comes out of one.
 const FILE_LIMIT: u64 = 1024 * 1024;
@@ -87,7 +87,8 @@ pub fn report(path: &Path) -> Result<String, Error> {
          \x20 offers           settle {} ms, dwell {} ms, quiet {} ms\n\
          \x20 offers.notice    {}\n\
          \x20 offers.demand    {}\n\
-         \x20 ignoreProcesses  {ignored}\n",
+         \x20 ignoreProcesses  {ignored}\n\
+         {}",
         path.display(),
         settings.mode.as_str(),
         limit(settings.limits.legacy),
@@ -99,6 +100,7 @@ pub fn report(path: &Path) -> Result<String, Error> {
         settings.pace.quiet.as_millis(),
         config.notice.as_str(),
         config.demand.as_str(),
+        device_plugin::report(&config.handout),
     ))
 }
 

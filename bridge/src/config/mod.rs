@@ -3,6 +3,7 @@
 //! Owns the file's format (`serde_yaml` stays in here) and turns it into settings of the core. A mistake never
 //! turns into a default: all of them are told at once, each with its place, and nothing of the file is used.
 
+mod device_plugin;
 mod hint;
 #[cfg(any(test, fuzzing))]
 mod hostile;
@@ -13,7 +14,7 @@ mod schema;
 #[cfg(test)]
 mod tests;
 
-use bridge_core::Settings;
+use bridge_core::{Handout, Settings};
 
 #[cfg(any(test, fuzzing))]
 pub use self::hostile::read_config;
@@ -34,6 +35,8 @@ pub struct Config {
     pub demand: Demand,
     /// Names of processes that may run on any GPU without holding it, such as monitoring agents.
     pub ignore_processes: Vec<String>,
+    /// How containers of counted pods are told of their units.
+    pub handout: Handout,
 }
 
 /// When claims are noticed, and by what.

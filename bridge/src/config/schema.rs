@@ -10,6 +10,7 @@ use std::time::Duration;
 use bridge_core::Mode;
 use serde_yaml::Value;
 
+use super::device_plugin;
 use super::hint::meant;
 use super::lines::line_of;
 use super::{Config, Demand, Notice};
@@ -32,7 +33,9 @@ const KEYS: [&str; 12] = [
     "ignoreProcesses",
 ];
 /// Keys that only group others.
-const GROUPS: [&str; 3] = ["limits", "offers", "offers.weights"];
+const GROUPS: [&str; 4] = ["limits", "offers", "offers.weights", device_plugin::GROUP];
+/// The keys of each part of the file that is read in a file of its own, and how it is read.
+const PARTS: [(&[&str], TakePart); 1] = [(&device_plugin::KEYS, device_plugin::take)];
 const MODES: [Mode; 4] = [Mode::Legacy, Mode::Both, Mode::Dra, Mode::Drained];
 /// The most units that a limit can name: no node has more GPUs or MIG instances.
 const LIMIT_MAX: u32 = 128;
@@ -134,6 +137,15 @@ struct Reader<'a> {
     untold: usize,
 }
 
+/// Takes the value of a key of a part into the configuration, or says what is wrong with it.
+type TakePart = fn(&mut Config, &str, &Value) -> Result<(), String>;
+
+/// Every key with a value of its own, those of the parts after the others.
+fn all_keys() -> impl Iterator<Item = &'static str> {
+    let parts = PARTS.iter().flat_map(|(keys, _)| keys.iter());
+    KEYS.iter().chain(parts).copied()
+}
+
 /// Whether the file said which version it is written for.
 enum Versioned {
     Yes,
@@ -160,7 +172,7 @@ impl Reader<'_> {
             let name = path.join(".");
             if GROUPS.contains(&&*name) {
                 self.group(&path, value);
-            } else if KEYS.contains(&&*name) {
+            } else if all_keys().any(|key| key == name) {
                 self.value(&name, &path, value);
             } else {
                 self.unknown(&name, &path, value);
@@ -169,9 +181,10 @@ impl Reader<'_> {
     }
 
     fn unknown(&mut self, name: &str, path: &[String], value: &Value) {
-        let known = [GROUPS.as_slice(), &KEYS].concat();
+        let keys: Vec<&str> = all_keys().collect();
+        let known = [GROUPS.as_slice(), &keys].concat();
         let hint = meant(name, &known).map_or_else(
-            || format!("known keys: {}", KEYS.join(", ")),
+            || format!("known keys: {}", keys.join(", ")),
             |meant| format!("did you mean {meant}?"),
         );
         self.mistake(path, value, format!("there is no such key; {hint}"));
@@ -201,11 +214,19 @@ impl Reader<'_> {
             "offers.notice" => notice(value).map(|notice| self.config.notice = notice),
             "offers.demand" => demand(value).map(|demand| self.config.demand = demand),
             "ignoreProcesses" => return self.names(path, value),
-            _ => unreachable!("every key of KEYS is handled; the tests set each of them"),
+            _ => self.part(name, value),
         };
         if let Err(why) = outcome {
             self.mistake(path, value, why);
         }
+    }
+
+    /// Takes the value of a key of a part.
+    fn part(&mut self, name: &str, value: &Value) -> Result<(), String> {
+        let part = PARTS.iter().find(|(keys, _)| keys.contains(&name));
+        let (_, take) =
+            part.expect("every key is of KEYS or of a part; the tests set each of them");
+        take(&mut self.config, name, value)
     }
 
     fn names(&mut self, path: &[String], value: &Value) {
@@ -299,7 +320,7 @@ fn demand(value: &Value) -> Result<Demand, String> {
 }
 
 /// The value that a word stands for, or which words do.
-fn one_of<T: Copy, const N: usize>(
+pub(super) fn one_of<T: Copy, const N: usize>(
     value: &Value,
     known: [T; N],
     word_of: impl Fn(T) -> &'static str,

@@ -1,6 +1,6 @@
 //! Good files, and every way in which one can be wrong.
 
-use bridge_core::{Limits, Mode, Weights};
+use bridge_core::{DeviceSpecs, Handout, IdStrategy, Limits, ListStrategy, Mode, Weights};
 use expect_test::{Expect, expect};
 use proptest::prelude::*;
 
@@ -46,7 +46,8 @@ fn every_key_is_taken() {
         "mode: dra\n\
          limits: {legacy: 0, dra: 128}\n\
          offers:\n  settle: 500ms\n  dwell: 1s\n  quiet: 50ms\n  notice: bind\n  demand: watch\n  weights:\n    legacy: 3\n    dra: 0\n\
-         ignoreProcesses:\n- dcgm-exporter\n- \"x y\"\n",
+         ignoreProcesses:\n- dcgm-exporter\n- \"x y\"\n\
+         devicePlugin:\n  deviceListStrategy: [envvar, cdi-cri]\n  deviceIDStrategy: index\n  passDeviceSpecs: true\n  cdiAnnotationPrefix: nvidia.cdi.k8s.io/\n",
     );
     assert_eq!(config.settings.mode, Mode::Dra);
     let limits = Limits {
@@ -65,6 +66,50 @@ fn every_key_is_taken() {
         (Notice::Bind, Demand::Watch)
     );
     assert_eq!(config.ignore_processes, ["dcgm-exporter", "x y"]);
+    let handout = Handout {
+        strategies: [ListStrategy::Envvar, ListStrategy::CdiCri].into(),
+        ids: IdStrategy::Index,
+        device_specs: DeviceSpecs::Passed,
+        cdi_annotation_prefix: "nvidia.cdi.k8s.io/".to_owned(),
+    };
+    assert_eq!(config.handout, handout);
+}
+
+#[test]
+fn every_device_list_strategy_is_taken_as_a_word_or_in_a_list() {
+    for strategy in ListStrategy::ALL {
+        let word = strategy.as_str();
+        for value in [
+            word.to_owned(),
+            format!("[{word}]"),
+            format!("[{word}, {word}]"),
+        ] {
+            let config = good(&format!("devicePlugin:\n  deviceListStrategy: {value}\n"));
+            assert_eq!(config.handout.strategies, [strategy].into());
+        }
+    }
+}
+
+#[test]
+fn a_wrong_way_to_hand_devices_out_is_told_with_those_there_are() {
+    check(
+        &format!(
+            "{HEAD}devicePlugin:\n  deviceListStrategy: [envvar, cdi]\n  deviceIDStrategy: uid\n  passDeviceSpecs: yes please\n  cdiAnnotationPrefix: cdi.k8s.io\n"
+        ),
+        expect![[r#"
+            the configuration config.yaml has 4 mistakes and is not used:
+              config.yaml:3: devicePlugin.deviceListStrategy: a list: allowed: cdi-cri, cdi-annotations, envvar, volume-mounts
+              config.yaml:4: devicePlugin.deviceIDStrategy: "uid": allowed: uuid, index; did you mean uuid?
+              config.yaml:5: devicePlugin.passDeviceSpecs: "yes please": allowed: true, false
+              config.yaml:6: devicePlugin.cdiAnnotationPrefix: "cdi.k8s.io": allowed: a domain and a slash, such as cdi.k8s.io/"#]],
+    );
+    check(
+        &format!("{HEAD}devicePlugin:\n  deviceListStrategy: []\n  deviceIdStrategy: uuid\n"),
+        expect![[r#"
+            the configuration config.yaml has 2 mistakes and is not used:
+              config.yaml:3: devicePlugin.deviceListStrategy: a list: at least one is needed; leave the key out for cdi-cri
+              config.yaml:4: devicePlugin.deviceIdStrategy: "uuid": there is no such key; did you mean devicePlugin.deviceIDStrategy?"#]],
+    );
 }
 
 #[test]
@@ -118,7 +163,7 @@ nonsense: [1, 2]
               config.yaml:11: ignoreProcesses[1]: 7: a process name is text; put it in quotes
               config.yaml:12: ignoreProcesses[2]: "": a process name is not empty
               config.yaml:13: legacy: 3: there is no such key; did you mean limits.legacy?
-              config.yaml:14: nonsense: a list: there is no such key; known keys: apiVersion, mode, limits.legacy, limits.dra, offers.weights.legacy, offers.weights.dra, offers.settle, offers.dwell, offers.quiet, offers.notice, offers.demand, ignoreProcesses"#]],
+              config.yaml:14: nonsense: a list: there is no such key; known keys: apiVersion, mode, limits.legacy, limits.dra, offers.weights.legacy, offers.weights.dra, offers.settle, offers.dwell, offers.quiet, offers.notice, offers.demand, ignoreProcesses, devicePlugin.deviceListStrategy, devicePlugin.deviceIDStrategy, devicePlugin.passDeviceSpecs, devicePlugin.cdiAnnotationPrefix"#]],
     );
 }
 
@@ -166,8 +211,8 @@ fn values_of_a_wrong_kind_are_named() {
         ),
         expect![[r#"
             the configuration config.yaml has 6 mistakes and is not used:
-              config.yaml: 8: "x": there is no such key; known keys: apiVersion, mode, limits.legacy, limits.dra, offers.weights.legacy, offers.weights.dra, offers.settle, offers.dwell, offers.quiet, offers.notice, offers.demand, ignoreProcesses
-              config.yaml: a list: "b": there is no such key; known keys: apiVersion, mode, limits.legacy, limits.dra, offers.weights.legacy, offers.weights.dra, offers.settle, offers.dwell, offers.quiet, offers.notice, offers.demand, ignoreProcesses
+              config.yaml: 8: "x": there is no such key; known keys: apiVersion, mode, limits.legacy, limits.dra, offers.weights.legacy, offers.weights.dra, offers.settle, offers.dwell, offers.quiet, offers.notice, offers.demand, ignoreProcesses, devicePlugin.deviceListStrategy, devicePlugin.deviceIDStrategy, devicePlugin.passDeviceSpecs, devicePlugin.cdiAnnotationPrefix
+              config.yaml: a list: "b": there is no such key; known keys: apiVersion, mode, limits.legacy, limits.dra, offers.weights.legacy, offers.weights.dra, offers.settle, offers.dwell, offers.quiet, offers.notice, offers.demand, ignoreProcesses, devicePlugin.deviceListStrategy, devicePlugin.deviceIDStrategy, devicePlugin.passDeviceSpecs, devicePlugin.cdiAnnotationPrefix
               config.yaml:2: mode: nothing: is no mode; allowed: legacy, both, dra, drained
               config.yaml:3: limits: 8: keys and values are expected here
               config.yaml:4: offers: a list: keys and values are expected here
@@ -259,6 +304,7 @@ fn a_report_says_what_a_file_means() {
           offers.notice    allocation
           offers.demand    turns
           ignoreProcesses  a, b
+          devicePlugin     cdi-cri by uuid
     "#]]
     .assert_eq(&said.replace(&format!("{}/", folder.path().display()), ""));
 }

@@ -64,10 +64,10 @@ pub(super) async fn nvml(
         stop,
         |scan| match scan {
             Scan::Pending => (Met::Not(None), "NVML has not answered yet".to_owned()),
-            Scan::Seen { gpus, failed } if failed.is_empty() => {
+            Scan::Seen { gpus, failed, .. } if failed.is_empty() => {
                 (Met::Fully, format!("{} GPUs answer", gpus.len()))
             }
-            Scan::Seen { gpus, failed } => (
+            Scan::Seen { gpus, failed, .. } => (
                 Met::Partly(None),
                 format!(
                     "{} GPUs answer; these do not: {}",

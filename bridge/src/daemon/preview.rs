@@ -8,11 +8,12 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Faces, OnDisk, RunOptions, Tasks, cdi_files, client, process_probe, settings, start_feeds,
+    Faces, OnDisk, RunOptions, Tasks, client, handout, process_probe, roots, settings, start_feeds,
     start_nvml, start_scans,
 };
 use crate::admin::Conditions;
 use crate::arbiter::Rehearsal;
+use crate::cdi::CdiFiles;
 use crate::metrics::Metrics;
 use crate::{store, usage};
 
@@ -61,8 +62,10 @@ pub async fn preview(options: &RunOptions) -> anyhow::Result<Foresight> {
     });
     let scans = start_scans(&mut tasks, nvml, &conditions, &Metrics::new(), &stop);
     start_feeds(&mut tasks, scans.clone(), &handle, &stop).await;
+    let roots = roots(options);
     let faces = Faces {
         options,
+        tell: handout::tell(config.clone(), scans.clone(), roots.clone()),
         config,
         handle: &handle,
         conditions: &conditions,
@@ -72,7 +75,7 @@ pub async fn preview(options: &RunOptions) -> anyhow::Result<Foresight> {
     };
     let (claims, pods) = faces.follow(&mut tasks);
     let (waiting, waiting_for) = watch::channel(String::new());
-    let cdi = cdi_files(options);
+    let cdi = CdiFiles::new(options.cdi_dir.clone(), roots);
     let found = super::Leftovers {
         on_disk: OnDisk::of(&cdi),
         unprepared: {

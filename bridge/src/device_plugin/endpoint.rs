@@ -9,8 +9,8 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
 
-use super::ListNow;
 use super::service::{Service, Streams};
+use super::{ListNow, TellContainer};
 use crate::arbiter::Handle;
 use crate::uds::{self, SocketFile};
 
@@ -29,12 +29,17 @@ pub(super) struct Endpoint {
 }
 
 impl Endpoint {
-    pub(super) fn open(path: &Path, handle: Handle, list_now: ListNow) -> Result<Self, uds::Error> {
+    pub(super) fn open(
+        path: &Path,
+        handle: Handle,
+        list_now: ListNow,
+        tell: TellContainer,
+    ) -> Result<Self, uds::Error> {
         let stop = CancellationToken::new();
         let streams = Streams::new();
         let subscribed = streams.subscribe();
         let folder = path.parent().unwrap_or_else(|| Path::new("/"));
-        let service = Service::new(folder, handle, list_now, streams, stop.clone());
+        let service = Service::new(folder, handle, list_now, tell, streams, stop.clone());
         let mut servers = JoinSet::new();
         let file = serve(path, &service, &stop, &mut servers)?;
         Ok(Self {

@@ -18,8 +18,10 @@ mod wire;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use bridge_core::{DeviceId, Listing};
+use bridge_core::{ContainerEdits, DeviceId, Listing};
 use futures::future::BoxFuture;
+
+use crate::arbiter::GrantedDevice;
 
 pub use node_status::{
     KubeletCount, NodeStatusInputs, NodeStatusState, RIGHT_AGAIN, run_node_status,
@@ -36,6 +38,29 @@ pub const RESOURCE: &str = "nvidia.com/gpu";
 pub type ListNow =
     Arc<dyn Fn(Vec<DeviceId>) -> BoxFuture<'static, Result<Listing, String>> + Send + Sync>;
 
+/// How a container is told of the units that it was given, by the configuration that is in force at that moment.
+#[derive(Clone)]
+pub struct TellContainer(Arc<Tell>);
+
+type Tell = dyn Fn(&[GrantedDevice]) -> ContainerEdits + Send + Sync;
+
+impl TellContainer {
+    /// By a function that makes the answer of what was granted, in the order of the request.
+    pub fn new(tell: impl Fn(&[GrantedDevice]) -> ContainerEdits + Send + Sync + 'static) -> Self {
+        Self(Arc::new(tell))
+    }
+
+    fn edits(&self, granted: &[GrantedDevice]) -> ContainerEdits {
+        (self.0)(granted)
+    }
+}
+
+impl std::fmt::Debug for TellContainer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("TellContainer").finish_non_exhaustive()
+    }
+}
+
 /// Where and as whom to serve.
 #[derive(Debug, Clone)]
 pub struct Settings {
@@ -43,4 +68,6 @@ pub struct Settings {
     pub folder: PathBuf,
     /// The part of the socket's name that tells two daemons on one node apart: the pod's UID (`--pod-uid`), or `node`.
     pub instance: String,
+    /// What containers are told.
+    pub tell: TellContainer,
 }

@@ -308,7 +308,8 @@ impl Plugin {
         let name =
             uds::device_plugin_socket_name(&self.settings.instance, self.started, self.serial);
         let path = self.settings.folder.join(name);
-        Endpoint::open(&path, self.handle.clone(), self.list_now.clone())
+        let (list_now, tell) = (self.list_now.clone(), self.settings.tell.clone());
+        Endpoint::open(&path, self.handle.clone(), list_now, tell)
     }
 
     /// Registers, and waits for the kubelet's stream.

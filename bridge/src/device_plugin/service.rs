@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
 use super::successor;
-use super::{ListNow, wire};
+use super::{ListNow, TellContainer, wire};
 use crate::arbiter::{self, AllocateReply, GrantedDevice, HOLD_LIMIT, Handle, LOOK_AGAIN};
 use crate::metrics::{Answer, Metrics};
 
@@ -49,6 +49,7 @@ pub(super) struct Service {
     folder: Arc<Path>,
     handle: Handle,
     list_now: ListNow,
+    tell: TellContainer,
     streams: Streams,
     stop: CancellationToken,
 }
@@ -108,6 +109,7 @@ impl Service {
         folder: &Path,
         handle: Handle,
         list_now: ListNow,
+        tell: TellContainer,
         streams: Streams,
         stop: CancellationToken,
     ) -> Self {
@@ -117,6 +119,7 @@ impl Service {
             folder: folder.into(),
             handle,
             list_now,
+            tell,
             streams,
             stop,
         }
@@ -144,7 +147,7 @@ impl Service {
         let mut container_responses: Vec<ContainerAllocateResponse> = Vec::new();
         for container in &call.container_requests {
             let devices = self.allocate_container(&container.devices_ids).await?;
-            container_responses.push(wire::granted(devices));
+            container_responses.push(wire::answer(self.tell.edits(&devices)));
         }
         Ok(AllocateResponse {
             container_responses,

@@ -1,9 +1,11 @@
 //! Protocol to core, and core to protocol.
 
-use bridge_core::{CountedOffer, DeviceId, Health, Offers, Refusal, shown};
+use bridge_core::{
+    ContainerEdits, CountedOffer, DeviceId, Health, HostPath, Offers, Refusal, shown,
+};
 use legacy_proto::deviceplugin::{
-    CdiDevice, ContainerAllocateResponse, Device, DevicePluginOptions, HEALTHY, NumaNode,
-    TopologyInfo, UNHEALTHY,
+    CdiDevice, ContainerAllocateResponse, Device, DevicePluginOptions, DeviceSpec, HEALTHY, Mount,
+    NumaNode, TopologyInfo, UNHEALTHY,
 };
 use tonic::Status;
 
@@ -47,16 +49,25 @@ pub(super) fn device_ids(texts: &[String]) -> Result<Vec<DeviceId>, Refusal> {
         .collect()
 }
 
-/// One container's answer: CDI names, which the kubelet hands to the runtime by CRI (strategy `cdi-cri`).
-pub(super) fn granted(devices: Vec<arbiter::GrantedDevice>) -> ContainerAllocateResponse {
+/// One container's answer.
+pub(super) fn answer(edits: ContainerEdits) -> ContainerAllocateResponse {
+    let mount = |path: HostPath| Mount {
+        container_path: path.container_path,
+        host_path: path.host_path,
+        read_only: false,
+    };
+    let node = |path: HostPath| DeviceSpec {
+        container_path: path.container_path,
+        host_path: path.host_path,
+        permissions: "rw".to_owned(),
+    };
+    let cdi_device = |name| CdiDevice { name };
     ContainerAllocateResponse {
-        cdi_devices: devices
-            .into_iter()
-            .map(|device| CdiDevice {
-                name: device.cdi_device,
-            })
-            .collect(),
-        ..ContainerAllocateResponse::default()
+        envs: edits.envs.into_iter().collect(),
+        mounts: edits.mounts.into_iter().map(mount).collect(),
+        devices: edits.device_nodes.into_iter().map(node).collect(),
+        annotations: edits.annotations.into_iter().collect(),
+        cdi_devices: edits.cdi_devices.into_iter().map(cdi_device).collect(),
     }
 }
 
@@ -79,7 +90,7 @@ pub(super) fn undecided(error: &arbiter::Error) -> Status {
 
 #[cfg(test)]
 mod tests {
-    use bridge_core::{Mode, UnitId};
+    use bridge_core::UnitId;
     use tonic::Code;
 
     use super::*;
@@ -100,14 +111,11 @@ mod tests {
     #[test]
     fn the_list_has_every_id_in_order_with_its_numa_node() {
         let offers = Offers {
-            mode: Mode::Both,
-            count: 0,
-            clear: false,
             counted: vec![
                 offer("GPU-b", Health::Unhealthy, None),
                 offer("GPU-a", Health::Healthy, Some(0)),
             ],
-            claims: None,
+            ..Offers::default()
         };
         let list = devices(&offers);
         assert_eq!(list[0].id, "GPU-b");

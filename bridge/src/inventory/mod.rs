@@ -3,14 +3,15 @@
 //! It owns the rhythm and the translation; NVML itself is `bridge_nvml`'s, and what a missing GPU means is the
 //! pool's to decide.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
-use bridge_core::{Gpu, Inventory, UnitId};
-use bridge_nvml::{CallError, GpuInfo, MigMode, Session, Snapshot};
+use bridge_core::{Ancestor, Connection, Gpu, Inventory, Topology, UnitId};
+use bridge_nvml::{CallError, CommonAncestor, GpuInfo, GpuPair, MigMode, Session, Snapshot};
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use crate::metrics::{Metrics, NvmlCall};
 
@@ -34,6 +35,10 @@ pub enum Scan {
     Seen {
         /// The GPUs that answered.
         gpus: Vec<Gpu>,
+        /// NVML's index of each of them, which another has when one is gone.
+        indices: BTreeMap<UnitId, u32>,
+        /// How they are connected; empty until it is read, which is once for the same GPUs.
+        topology: Arc<Topology>,
         /// GPUs that did not, each in words.
         failed: Vec<String>,
     },
@@ -51,6 +56,27 @@ impl Scan {
             Self::Unavailable(_) => Some(Inventory::Unavailable),
         }
     }
+
+    /// What the pool is told of the connections; `None` before the first scan.
+    #[must_use]
+    pub fn topology(&self) -> Option<Arc<Topology>> {
+        match self {
+            Self::Pending | Self::Unavailable(_) => None,
+            Self::Seen { topology, .. } => Some(Arc::clone(topology)),
+        }
+    }
+
+    /// The GPU that a unit is, and NVML's index of it, if it answered.
+    #[must_use]
+    pub fn gpu(&self, unit: &UnitId) -> Option<(&Gpu, u32)> {
+        match self {
+            Self::Pending | Self::Unavailable(_) => None,
+            Self::Seen { gpus, indices, .. } => {
+                let gpu = gpus.iter().find(|gpu| gpu.uuid == *unit)?;
+                Some((gpu, *indices.get(unit)?))
+            }
+        }
+    }
 }
 
 /// Scans for ever, and publishes each result. `on_demand` asks for a scan with NVML started anew.
@@ -65,8 +91,9 @@ pub async fn run(
     let mut count: u32 = 0;
     let mut failures: u32 = 0;
     let mut anew = true;
+    let mut wiring = Wiring::default();
     loop {
-        let scan = scan(&session, anew, &metrics).await;
+        let scan = scan(&session, anew, &wiring, &metrics).await;
         failures = match scan {
             Scan::Unavailable(_) => failures.saturating_add(1),
             Scan::Seen { .. } | Scan::Pending => 0,
@@ -86,13 +113,21 @@ pub async fn run(
         if failures == 0 || failures >= FAILURES_TO_CLOSE || !served_before {
             publish(&scans, scan);
         }
+        // After the scan: GPUs are offered without it, and it takes some hundred calls.
+        tokio::select! {
+            () = cancel.cancelled() => return,
+            () = wiring.read(&session, &scans) => {}
+        }
         count = (count + 1) % SCANS_PER_RESCAN;
         anew = count == 0;
         tokio::select! {
             () = cancel.cancelled() => return,
             () = tokio::time::sleep(pause) => {}
             asked = on_demand.recv() => match asked {
-                Some(()) => anew = true,
+                Some(()) => {
+                    anew = true;
+                    wiring = Wiring::default();
+                }
                 None => tokio::select! {
                     () = cancel.cancelled() => return,
                     () = tokio::time::sleep(pause) => {}
@@ -102,7 +137,64 @@ pub async fn run(
     }
 }
 
-async fn scan(session: &Session, anew: bool, metrics: &Metrics) -> Scan {
+/// The connections between GPUs, and for which GPUs they were read.
+#[derive(Debug, Default)]
+struct Wiring {
+    gpus: BTreeSet<UnitId>,
+    topology: Arc<Topology>,
+}
+
+impl Wiring {
+    /// Reads the connections if a GPU is there that they were not read for, and publishes them.
+    async fn read(&mut self, session: &Session, scans: &watch::Sender<Scan>) {
+        let gpus: BTreeSet<UnitId> = match &*scans.borrow() {
+            Scan::Pending | Scan::Unavailable(_) => return,
+            Scan::Seen { gpus, .. } => gpus.iter().map(|gpu| gpu.uuid.clone()).collect(),
+        };
+        if gpus.is_subset(&self.gpus) {
+            return;
+        }
+        let pairs = match session.topology().await {
+            Ok(pairs) => pairs,
+            Err(error) => {
+                debug!(%error, "the connections between the GPUs are not known yet");
+                return;
+            }
+        };
+        self.topology = Arc::new(Topology::new(pairs.iter().filter_map(connected)));
+        self.gpus = gpus;
+        info!(
+            pairs = pairs.len(),
+            "the connections between the GPUs are read"
+        );
+        scans.send_if_modified(|shown| match shown {
+            Scan::Seen { topology, .. } if *topology != self.topology => {
+                *topology = Arc::clone(&self.topology);
+                true
+            }
+            Scan::Seen { .. } | Scan::Pending | Scan::Unavailable(_) => false,
+        });
+    }
+}
+
+fn connected(pair: &GpuPair) -> Option<(UnitId, UnitId, Connection)> {
+    let ancestor = pair.common_ancestor.map(|ancestor| match ancestor {
+        CommonAncestor::Board => Ancestor::Board,
+        CommonAncestor::Switch => Ancestor::Switch,
+        CommonAncestor::Switches => Ancestor::Switches,
+        CommonAncestor::HostBridge => Ancestor::HostBridge,
+        CommonAncestor::Node => Ancestor::Node,
+        CommonAncestor::System => Ancestor::System,
+    });
+    let connection = Connection {
+        ancestor,
+        nvlinks: pair.nvlinks,
+    };
+    let unit = |uuid: &String| UnitId::new(uuid.clone()).ok();
+    Some((unit(&pair.one)?, unit(&pair.other)?, connection))
+}
+
+async fn scan(session: &Session, anew: bool, wiring: &Wiring, metrics: &Metrics) -> Scan {
     let snapshot = if anew {
         session.rescan().await
     } else {
@@ -113,7 +205,7 @@ async fn scan(session: &Session, anew: bool, metrics: &Metrics) -> Scan {
             for _ in &snapshot.failed {
                 metrics.nvml_failed(NvmlCall::Gpu);
             }
-            seen(snapshot)
+            seen(&snapshot, Arc::clone(&wiring.topology))
         }
         Err(error) => {
             metrics.nvml_failed(NvmlCall::Scan);
@@ -129,7 +221,7 @@ fn publish(scans: &watch::Sender<Scan>, scan: Scan) {
         if changed {
             match &scan {
                 Scan::Pending => {}
-                Scan::Seen { gpus, failed } => {
+                Scan::Seen { gpus, failed, .. } => {
                     info!(gpus = gpus.len(), failed = failed.len(), "NVML answers");
                     for gpu in failed {
                         warn!(gpu, "a GPU does not answer; the others are served");
@@ -143,8 +235,9 @@ fn publish(scans: &watch::Sender<Scan>, scan: Scan) {
     });
 }
 
-fn seen(snapshot: Snapshot) -> Scan {
+fn seen(snapshot: &Snapshot, topology: Arc<Topology>) -> Scan {
     let mut gpus = Vec::with_capacity(snapshot.gpus.len());
+    let mut indices = BTreeMap::new();
     let mut failed: Vec<String> = snapshot
         .failed
         .iter()
@@ -155,17 +248,25 @@ fn seen(snapshot: Snapshot) -> Scan {
         })
         .collect();
     for gpu in &snapshot.gpus {
-        match described(gpu, &snapshot) {
+        match described(gpu, snapshot) {
             Ok(_) if gpu.mig == MigMode::Enabled => failed.push(format!(
                 "{}: MIG is enabled, and this version serves whole GPUs only. Turn MIG off (nvidia-smi -mig 0) to have it served",
                 gpu.uuid
             )),
-            Ok(gpu) => gpus.push(gpu),
+            Ok(described) => {
+                indices.insert(described.uuid.clone(), gpu.index);
+                gpus.push(described);
+            }
             Err(error) => failed.push(format!("index {}: {error}", gpu.index)),
         }
     }
     gpus.sort_by(|a, b| a.pci_bus_id.cmp(&b.pci_bus_id));
-    Scan::Seen { gpus, failed }
+    Scan::Seen {
+        gpus,
+        indices,
+        topology,
+        failed,
+    }
 }
 
 fn described(gpu: &GpuInfo, snapshot: &Snapshot) -> Result<Gpu, bridge_core::InvalidId> {

@@ -97,16 +97,14 @@ fn offers() -> Offers {
         reserved: false,
     };
     Offers {
-        mode: Mode::Both,
         count: 3,
-        clear: false,
         counted: vec![
             counted(0, Health::Healthy, true),
             counted(2, Health::Healthy, true),
             counted(1, Health::Unhealthy, false),
             counted(7, Health::Healthy, false),
         ],
-        claims: None,
+        ..Offers::default()
     }
 }
 

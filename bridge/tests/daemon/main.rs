@@ -55,4 +55,5 @@ mod start;
 #[path = "../../../tests/testkit/tests/toys/mod.rs"]
 mod toys;
 mod update;
+mod wiring;
 mod world;

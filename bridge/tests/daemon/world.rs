@@ -159,6 +159,13 @@ impl World {
         world.started().await
     }
 
+    /// The same with a configuration file.
+    pub(crate) async fn of_configured(scenario: &Scenario, config: &str) -> Self {
+        let mut world = Self::with(scenario, FakeNode::create).await;
+        world.configure(config);
+        world.started().await
+    }
+
     pub(crate) async fn started(mut self) -> Self {
         self.start_kubelet().await;
         self.start_daemon();

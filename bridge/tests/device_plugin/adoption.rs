@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bridge_core::{
-    Access, AllocatedClaim, AllocatedDevice, ClaimRef, ClaimUid, Claims, DeviceName, Health, Phase,
-    Standing,
+    Access, AllocatedClaim, AllocatedDevice, ClaimRef, ClaimUid, Claims, DeviceName, Handout,
+    Health, IdStrategy, ListStrategy, Phase, Standing,
 };
 use gpu_bridge::usage::{AdoptionInputs, run_adoption};
 use serde_json::json;
@@ -28,12 +28,17 @@ struct Wreck {
 impl Wreck {
     /// Runs pods of one GPU each, by their UIDs, and then loses the daemon and its ledger.
     async fn new(gpus: u32, pods: &[&str]) -> Self {
+        Self::told(gpus, pods, Handout::default()).await
+    }
+
+    /// The same, with containers that are told of their GPUs in another way.
+    async fn told(gpus: u32, pods: &[&str], handout: Handout) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let kubelet = Kubelet::start(dir.path()).await.unwrap();
         let api = ApiServer::start().await.unwrap();
         let before = Arbiter::start(gpus).await;
         let usage = Usage::start(dir.path(), &api, &before.handle);
-        let mut plugin = usage.plugin(&dir.path().join("device-plugins"), &before.handle);
+        let mut plugin = usage.plugin(&dir.path().join("device-plugins"), &before.handle, handout);
         kubelet
             .wait_for_healthy(RESOURCE, usize::try_from(gpus).unwrap(), DEADLINE)
             .await;
@@ -122,7 +127,11 @@ impl Successor {
         let dir: &Path = wreck.dir.path();
         let arbiter = Arbiter::waiting(gpus).await;
         let usage = Usage::start(dir, &wreck.api, &arbiter.handle);
-        let plugin = usage.plugin(&dir.join("device-plugins"), &arbiter.handle);
+        let plugin = usage.plugin(
+            &dir.join("device-plugins"),
+            &arbiter.handle,
+            Handout::default(),
+        );
         let (claims, seen) = watch::channel(None);
         let (told, waiting) = watch::channel(String::new());
         let inputs = AdoptionInputs {
@@ -189,6 +198,26 @@ async fn running_pods_are_adopted_by_what_they_were_answered() {
         .map(|unit| (unit.clone(), Phase::Bound))
         .collect();
     assert_eq!(successor.arbiter.phases(), bound);
+}
+
+#[tokio::test]
+async fn running_pods_are_adopted_whichever_strategy_told_them_of_their_gpus() {
+    let ways = ListStrategy::ALL.into_iter().flat_map(|strategy| {
+        [IdStrategy::Uuid, IdStrategy::Index].map(|ids| Handout {
+            strategies: [strategy].into(),
+            ids,
+            ..Handout::default()
+        })
+    });
+    for handout in ways {
+        let wreck = Wreck::told(3, &["uid-1"], handout.clone()).await;
+        let successor = Successor::start(&wreck, 3).await;
+        successor.claims.send_replace(Some(Claims::default()));
+        successor.serves().await;
+        // Counted pods get the last of the list.
+        let bound = [("GPU-2".to_owned(), Phase::Bound)];
+        assert_eq!(successor.arbiter.phases(), bound, "{handout:?}");
+    }
 }
 
 #[tokio::test]

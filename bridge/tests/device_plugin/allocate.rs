@@ -4,17 +4,18 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bridge_core::{
-    CountedOffer, DeviceId, Health, ListedDevice, ListedPod, Listing, Mode, Offers, Patience,
-    PodName, Refusal, UnitId,
+    CountedOffer, DeviceId, DeviceSpecs, Handout, Health, ListStrategy, ListedDevice, ListedPod,
+    Listing, Offers, Patience, PodName, Refusal, UnitId,
 };
 use gpu_bridge::arbiter::{AllocateReply, Error, GrantedDevice};
 use gpu_bridge::device_plugin::{ListNow, RegistrationState};
 use legacy_proto::deviceplugin::device_plugin_client::DevicePluginClient;
 use legacy_proto::deviceplugin::{
-    AllocateRequest, AllocateResponse, ContainerAllocateRequest,
+    AllocateRequest, AllocateResponse, ContainerAllocateRequest, ContainerAllocateResponse,
     ContainerPreferredAllocationRequest, Empty, PreStartContainerRequest,
     PreferredAllocationRequest,
 };
+use serde_json::json;
 use testkit::{Kubelet, Pod};
 use tonic::transport::Channel;
 use tonic::{Code, Status};
@@ -40,11 +41,8 @@ fn offers(healthy: &[bool]) -> Offers {
         reserved: false,
     };
     Offers {
-        mode: Mode::Both,
-        count: 0,
-        clear: false,
         counted: healthy.iter().enumerate().map(offer).collect(),
-        claims: None,
+        ..Offers::default()
     }
 }
 
@@ -143,6 +141,78 @@ async fn a_pod_gets_cdi_names_and_nothing_else() {
     assert!(answer.envs.is_empty() && answer.mounts.is_empty() && answer.devices.is_empty());
     assert!(answer.annotations.is_empty());
     assert_eq!(arbiter.held(), 2);
+}
+
+/// What the kubelet was answered for a pod of one GPU.
+async fn answered(handout: Handout) -> ContainerAllocateResponse {
+    let dir = tempfile::tempdir().unwrap();
+    let kubelet = Kubelet::start(dir.path()).await.unwrap();
+    let arbiter = Arbiter::start(2).await;
+    let folder = dir.path().join("device-plugins");
+    let _plugin = Plugin::telling(&folder, arbiter.handle.clone(), no_listing(), handout);
+    kubelet.wait_for_healthy(RESOURCE, 2, DEADLINE).await;
+    let pod = Pod::new("a", "p", "uid-1").app("c", RESOURCE, 1);
+    kubelet.admit(pod).await.unwrap();
+    kubelet.answer("uid-1", "c", RESOURCE).unwrap()
+}
+
+/// The same in JSON, without what is empty.
+fn json(answer: &ContainerAllocateResponse) -> serde_json::Value {
+    let paths = |host: &str, container: &str| json!([host, container]);
+    let cdi: Vec<&str> = answer.cdi_devices.iter().map(|it| &*it.name).collect();
+    let mounts = answer.mounts.iter();
+    let mounts: Vec<_> = mounts
+        .map(|it| paths(&it.host_path, &it.container_path))
+        .collect();
+    let devices = answer.devices.iter();
+    let devices: Vec<_> = devices
+        .map(|it| json!([it.host_path, it.container_path, it.permissions]))
+        .collect();
+    let mut all = json!({
+        "envs": answer.envs, "annotations": answer.annotations, "mounts": mounts, "devices": devices, "cdi": cdi,
+    });
+    let fields = all.as_object_mut().unwrap();
+    fields.retain(|_, field| {
+        !field.as_array().is_some_and(Vec::is_empty)
+            && !field.as_object().is_some_and(serde_json::Map::is_empty)
+    });
+    all
+}
+
+#[tokio::test]
+async fn each_device_list_strategy_reaches_the_kubelet_as_nvidias_plugin_writes_it() {
+    let place = "/var/run/nvidia-container-devices";
+    let devices = [
+        ["/run/nvidia/driver/dev/nvidiactl", "/dev/nvidiactl", "rw"],
+        ["/run/nvidia/driver/dev/nvidia0", "/dev/nvidia0", "rw"],
+    ];
+    let cdi = "gpu-bridge.dev/gpu=GPU-1";
+    let table = [
+        (ListStrategy::CdiCri, json!({"cdi": [cdi]})),
+        (
+            ListStrategy::CdiAnnotations,
+            json!({"annotations": {"cdi.k8s.io/nvidia-device-plugin_1": cdi}}),
+        ),
+        (
+            ListStrategy::Envvar,
+            json!({"envs": {"NVIDIA_VISIBLE_DEVICES": "GPU-1"}, "devices": devices}),
+        ),
+        (
+            ListStrategy::VolumeMounts,
+            json!({
+                "envs": {"NVIDIA_VISIBLE_DEVICES": place}, "devices": devices,
+                "mounts": [["/dev/null", format!("{place}/GPU-1")]],
+            }),
+        ),
+    ];
+    for (strategy, expected) in table {
+        let answer = answered(Handout {
+            strategies: [strategy].into(),
+            device_specs: DeviceSpecs::Passed,
+            ..Handout::default()
+        });
+        assert_eq!(json(&answer.await), expected, "{strategy:?}");
+    }
 }
 
 #[tokio::test]

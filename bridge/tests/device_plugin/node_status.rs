@@ -56,9 +56,8 @@ fn offers(healthy: u32, count: u32) -> Arc<Offers> {
     Arc::new(Offers {
         mode: Mode::Both,
         count,
-        clear: false,
         counted: counted.collect(),
-        claims: None,
+        ..Offers::default()
     })
 }
 

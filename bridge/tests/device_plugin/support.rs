@@ -6,13 +6,13 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
 use bridge_core::{
-    AllocateRequest, Gpu, Inventory, Listing, Mode, Offers, Phase, Pods, Pool, Process, Processes,
-    Settings, Status, UnitId, UnitProcesses,
+    AllocateRequest, Gpu, HandedUnit, Handout, HostPath, Inventory, Listing, Mode, Offers, Phase,
+    Pods, Pool, Process, Processes, Settings, Status, UnitId, UnitProcesses,
 };
 use futures::FutureExt as _;
 use gpu_bridge::arbiter::{self, AllocateReply, Call, Error, Handle, Observation};
 use gpu_bridge::cdi::{CdiFiles, Roots};
-use gpu_bridge::device_plugin::{self, ListNow, RegistrationState};
+use gpu_bridge::device_plugin::{self, ListNow, RegistrationState, TellContainer};
 use gpu_bridge::metrics::Metrics;
 use gpu_bridge::store::{BootId, Store};
 use tokio::sync::{mpsc, watch};
@@ -266,6 +266,30 @@ impl Script {
     }
 }
 
+/// What containers are told with these settings; the index of a unit is the number in its name.
+pub(crate) fn by(handout: Handout) -> TellContainer {
+    TellContainer::new(move |granted| {
+        let units: Vec<HandedUnit> = granted
+            .iter()
+            .map(|device| HandedUnit {
+                unit: device.grant.unit.clone(),
+                cdi_device: device.cdi_device.clone(),
+                index: device
+                    .grant
+                    .unit
+                    .as_str()
+                    .strip_prefix("GPU-")
+                    .and_then(|it| it.parse().ok()),
+            })
+            .collect();
+        let nodes = ["nvidiactl", "nvidia0"].map(|name| HostPath {
+            container_path: format!("/dev/{name}"),
+            host_path: format!("/run/nvidia/driver/dev/{name}"),
+        });
+        handout.edits(&units, nodes.to_vec())
+    })
+}
+
 /// A running device plugin.
 pub(crate) struct Plugin {
     pub(crate) state: watch::Receiver<RegistrationState>,
@@ -281,12 +305,22 @@ impl Drop for Plugin {
 
 impl Plugin {
     pub(crate) fn start(folder: &Path, handle: Handle, list_now: ListNow) -> Self {
+        Self::telling(folder, handle, list_now, Handout::default())
+    }
+
+    pub(crate) fn telling(
+        folder: &Path,
+        handle: Handle,
+        list_now: ListNow,
+        handout: Handout,
+    ) -> Self {
         let state = watch::Sender::new(RegistrationState::default());
         let receiver = state.subscribe();
         let stop = CancellationToken::new();
         let settings = device_plugin::Settings {
             folder: folder.to_owned(),
             instance: "node".to_owned(),
+            tell: by(handout),
         };
         let run = device_plugin::run(settings, handle, list_now, state, stop.clone());
         Self {

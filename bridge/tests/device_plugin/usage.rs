@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use bridge_core::{Phase, PodPhase, PodSource, Pods, Process};
+use bridge_core::{Handout, Phase, PodPhase, PodSource, Pods, Process};
 use gpu_bridge::arbiter::Handle;
 use gpu_bridge::usage::{self, PodResources, PodsOut};
 use serde_json::json;
@@ -53,10 +53,10 @@ impl Usage {
     }
 
     /// The plugin that asks these pod-resources.
-    pub(crate) fn plugin(&self, folder: &Path, handle: &Handle) -> Plugin {
+    pub(crate) fn plugin(&self, folder: &Path, handle: &Handle, handout: Handout) -> Plugin {
         let resources = self.resources.clone();
         let ask = usage::ask_about(resources, handle.status(), self.pods.clone());
-        Plugin::start(folder, handle.clone(), ask)
+        Plugin::telling(folder, handle.clone(), ask, handout)
     }
 }
 
@@ -91,7 +91,11 @@ impl Scene {
         let api = ApiServer::start().await.unwrap();
         let arbiter = Arbiter::start(gpus).await;
         let usage = Usage::start(dir.path(), &api, &arbiter.handle);
-        let plugin = usage.plugin(&dir.path().join("device-plugins"), &arbiter.handle);
+        let plugin = usage.plugin(
+            &dir.path().join("device-plugins"),
+            &arbiter.handle,
+            Handout::default(),
+        );
         kubelet
             .wait_for_healthy(RESOURCE, usize::try_from(gpus).unwrap(), DEADLINE)
             .await;

@@ -201,11 +201,8 @@ fn devices(slice: &Value) -> Vec<(String, Option<String>)> {
 
 fn offers(claims: Option<Vec<ClaimOffer>>) -> Offers {
     Offers {
-        mode: Mode::Both,
-        count: 0,
-        clear: false,
-        counted: Vec::new(),
         claims,
+        ..Offers::default()
     }
 }
 

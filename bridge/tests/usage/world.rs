@@ -7,12 +7,12 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use bridge_core::{
-    Gpu, Hold, HoldKind, Inventory, Ledger, Mode, NamedClaims, Pods, Pool, Processes, Settings,
-    Status, UnitId, UnitProcesses,
+    ContainerEdits, Gpu, Hold, HoldKind, Inventory, Ledger, Mode, NamedClaims, Pods, Pool,
+    Processes, Settings, Status, UnitId, UnitProcesses,
 };
 use gpu_bridge::arbiter::{self, Call, Handle, Observation};
 use gpu_bridge::cdi::{CdiFiles, Roots};
-use gpu_bridge::device_plugin::{self, RegistrationState};
+use gpu_bridge::device_plugin::{self, RegistrationState, TellContainer};
 use gpu_bridge::metrics::Metrics;
 use gpu_bridge::store::{BootId, Store};
 use gpu_bridge::usage::{self, PodResources, PodsOut};
@@ -288,6 +288,10 @@ impl World {
             device_plugin::Settings {
                 folder: root.join("device-plugins"),
                 instance: "test".to_owned(),
+                tell: TellContainer::new(|granted| ContainerEdits {
+                    cdi_devices: granted.iter().map(|it| it.cdi_device.clone()).collect(),
+                    ..ContainerEdits::default()
+                }),
             },
             arbiter.handle.clone(),
             list_now,

@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use nvml_wrapper_sys::bindings::NVML_NVLINK_MAX_LINKS;
 use serde::{Deserialize, Serialize};
 
 use crate::model::{self, Model};
@@ -27,9 +28,83 @@ pub struct Scenario {
     pub seed: String,
     /// The GPUs in the order of their NVML index.
     pub gpus: Vec<GpuGroup>,
+    /// How the GPUs are connected, a row for each; without it by what each group says, and by NVLinks to switches where
+    /// the model has any.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub topology: Vec<Row>,
     /// What NVML calls do wrong, by the name of the call.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub faults: BTreeMap<CallName, Fault>,
+}
+
+/// The connections of one GPU with each, as `nvidia-smi topo -m` prints them: `X PIX NV2/SYS`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Row(pub Vec<Cell>);
+
+/// One connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Cell {
+    /// `nvmlGpuTopologyLevel_t`.
+    pub level: u32,
+    /// NVLinks from one to the other.
+    pub links: u32,
+}
+
+/// The levels by the words of `nvidia-smi topo -m`, `X` for a GPU with itself.
+const LEVELS: [(&str, u32); 6] = [
+    ("X", 0),
+    ("PIX", 10),
+    ("PXB", 20),
+    ("PHB", 30),
+    ("NODE", 40),
+    ("SYS", 50),
+];
+
+impl TryFrom<String> for Row {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        let cell = |word: &str| {
+            let (links, level) = match word.split_once('/') {
+                None => (Some(0), word),
+                Some((links, level)) => {
+                    let number = links.strip_prefix("NV").and_then(|it| it.parse().ok());
+                    (number.filter(|it| *it > 0), level)
+                }
+            };
+            let known = LEVELS.iter().find(|(name, _)| *name == level);
+            links
+                .zip(known)
+                .map(|(links, (_, level))| Cell {
+                    level: *level,
+                    links,
+                })
+                .ok_or_else(|| {
+                    format!(
+                        "topology: \"{word}\" is no connection: write X, PIX, PXB, PHB, NODE or SYS, and NVLinks as in NV2/SYS"
+                    )
+                })
+        };
+        text.split_whitespace()
+            .map(cell)
+            .collect::<Result<_, _>>()
+            .map(Self)
+    }
+}
+
+impl From<Row> for String {
+    fn from(row: Row) -> Self {
+        let word = |cell: &Cell| {
+            let level = LEVELS.iter().find(|(_, level)| *level == cell.level);
+            let level = level.map_or("X", |(name, _)| name);
+            match cell.links {
+                0 => level.to_owned(),
+                links => format!("NV{links}/{level}"),
+            }
+        };
+        row.0.iter().map(word).collect::<Vec<_>>().join(" ")
+    }
 }
 
 /// Versions of the driver.
@@ -315,6 +390,7 @@ impl Scenario {
                 count,
                 ..GpuGroup::default()
             }],
+            topology: Vec::new(),
             faults: BTreeMap::new(),
         }
     }
@@ -453,6 +529,7 @@ impl Scenario {
                 "gpus: {total} GPUs; at most {MAX_GPUS} are possible"
             ));
         }
+        self.check_topology(total)?;
         let mut seen = BTreeSet::new();
         for gpu in self.gpus() {
             // A minor number is too short to be looked for in the text.
@@ -468,6 +545,36 @@ impl Scenario {
                 if !seen.insert((key, value.clone())) {
                     return Err(format!("gpus: two GPUs have the {key} \"{value}\"{line}"));
                 }
+            }
+        }
+        Ok(())
+    }
+
+    /// A row for each GPU, or none; the same from both sides.
+    fn check_topology(&self, gpus: usize) -> Result<(), String> {
+        let rows = &self.topology;
+        if rows.is_empty() {
+            return Ok(());
+        }
+        let is_square = rows.len() == gpus && rows.iter().all(|row| row.0.len() == gpus);
+        if !is_square {
+            return Err(format!(
+                "topology: {gpus} rows of {gpus} connections are needed, as there are {gpus} GPUs"
+            ));
+        }
+        for (one, row) in rows.iter().enumerate() {
+            for (other, cell) in row.0.iter().enumerate() {
+                if *cell != rows[other].0[one] {
+                    return Err(format!(
+                        "topology: GPUs {one} and {other} are connected in one way here and in another there"
+                    ));
+                }
+            }
+            let links: u32 = row.0.iter().map(|cell| cell.links).sum();
+            if links > NVML_NVLINK_MAX_LINKS {
+                return Err(format!(
+                    "topology: GPU {one} has {links} NVLinks; at most {NVML_NVLINK_MAX_LINKS} are possible"
+                ));
             }
         }
         Ok(())

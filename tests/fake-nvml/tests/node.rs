@@ -36,6 +36,10 @@ fn a_wrong_scenario_is_told_with_file_key_and_line() {
         "gpus:\n  - { model: l40s }\n  - { model: l40s, minor: 0 }\n",
         "gpus:\n  - { model: l40s, mig: true }\n",
         "gpus:\n  - { model: l40s, count: 65 }\n",
+        "gpus:\n  - { model: l40s }\ntopology: [\"X NEAR\"]\n",
+        "gpus:\n  - { model: l40s, count: 2 }\ntopology: [\"X SYS\"]\n",
+        "gpus:\n  - { model: l40s, count: 2 }\ntopology: [\"X SYS\", \"PIX X\"]\n",
+        "gpus:\n  - { model: l40s, count: 2 }\ntopology: [\"X NV19/SYS\", \"NV19/SYS X\"]\n",
     ];
     let advice = ". Correct the scenario and initialise NVML again";
     let told: Vec<_> = cases
@@ -58,7 +62,11 @@ fn a_wrong_scenario_is_told_with_file_key_and_line() {
         node.yaml: gpus: two GPUs have the uuid "GPU-1" at line 3
         node.yaml: gpus: two GPUs have the minor "0"
         node.yaml: gpus[0].mig: the model l40s cannot be split
-        node.yaml: gpus: 65 GPUs; at most 64 are possible"#]].assert_eq(&told.join("\n"));
+        node.yaml: gpus: 65 GPUs; at most 64 are possible
+        node.yaml: topology[0]: topology: "NEAR" is no connection: write X, PIX, PXB, PHB, NODE or SYS, and NVLinks as in NV2/SYS at line 3 column 12
+        node.yaml: topology: 2 rows of 2 connections are needed, as there are 2 GPUs
+        node.yaml: topology: GPUs 0 and 1 are connected in one way here and in another there
+        node.yaml: topology: GPU 0 has 19 NVLinks; at most 18 are possible"#]].assert_eq(&told.join("\n"));
 }
 
 #[test]
@@ -77,6 +85,9 @@ fn the_shipped_scenarios_have_as_many_gpus_as_their_names_say() {
         ("a100x4-old-driver", 4),
         ("l40sx4", 4),
         ("mixed", 6),
+        ("dgx-h100", 8),
+        ("dgx-1v", 8),
+        ("pcie-pairs", 4),
     ];
     for (name, count) in shipped_ones {
         let scenario = Scenario::load(&shipped(&format!("{name}.yaml"))).unwrap();

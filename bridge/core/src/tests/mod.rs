@@ -10,3 +10,4 @@ mod refusals;
 mod regressions;
 mod scenarios;
 mod steering;
+mod topology;

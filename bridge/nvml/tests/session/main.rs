@@ -6,6 +6,7 @@
 
 mod inventory;
 mod processes;
+mod topology;
 mod trouble;
 
 use std::time::Duration;

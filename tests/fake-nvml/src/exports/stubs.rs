@@ -143,7 +143,6 @@ not_supported! {
     nvmlDeviceGetNvLinkCapability
     nvmlDeviceGetNvLinkErrorCounter
     nvmlDeviceGetNvLinkInfo
-    nvmlDeviceGetNvLinkRemoteDeviceType
     nvmlDeviceGetNvLinkRemotePciInfo
     nvmlDeviceGetNvLinkUtilizationControl
     nvmlDeviceGetNvLinkUtilizationCounter

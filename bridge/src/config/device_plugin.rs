@@ -1,0 +1,81 @@
+//! The part `devicePlugin` of the file: how containers of counted pods are told of their GPUs. Keys and words are those
+//! of NVIDIA's device plugin (`flags.plugin` in its own file).
+
+use std::collections::BTreeSet;
+
+use bridge_core::{DeviceSpecs, Handout, IdStrategy, ListStrategy, is_object_name};
+use serde_yaml::Value;
+
+use super::Config;
+use super::schema::one_of;
+
+/// The key that groups those of this part.
+pub(super) const GROUP: &str = "devicePlugin";
+/// The keys of this part.
+pub(super) const KEYS: [&str; 4] = [
+    "devicePlugin.deviceListStrategy",
+    "devicePlugin.deviceIDStrategy",
+    "devicePlugin.passDeviceSpecs",
+    "devicePlugin.cdiAnnotationPrefix",
+];
+
+/// Takes the value of one of [`KEYS`], or says what is wrong with it.
+pub(super) fn take(config: &mut Config, key: &str, value: &Value) -> Result<(), String> {
+    let handout = &mut config.handout;
+    match key {
+        "devicePlugin.deviceListStrategy" => {
+            strategies(value).map(|strategies| handout.strategies = strategies)
+        }
+        "devicePlugin.deviceIDStrategy" => {
+            let known = [IdStrategy::Uuid, IdStrategy::Index];
+            one_of(value, known, IdStrategy::as_str).map(|ids| handout.ids = ids)
+        }
+        "devicePlugin.passDeviceSpecs" => {
+            let passed = value.as_bool().ok_or("allowed: true, false")?;
+            handout.device_specs = if passed {
+                DeviceSpecs::Passed
+            } else {
+                DeviceSpecs::Omitted
+            };
+            Ok(())
+        }
+        _ => prefix(value).map(|prefix| handout.cdi_annotation_prefix = prefix),
+    }
+}
+
+/// One strategy, or a list of them.
+fn strategies(value: &Value) -> Result<BTreeSet<ListStrategy>, String> {
+    let strategy = |value: &Value| one_of(value, ListStrategy::ALL, ListStrategy::as_str);
+    let Value::Sequence(values) = value else {
+        return strategy(value).map(|strategy| BTreeSet::from([strategy]));
+    };
+    if values.is_empty() {
+        return Err("at least one is needed; leave the key out for cdi-cri".to_owned());
+    }
+    values.iter().map(strategy).collect()
+}
+
+fn prefix(value: &Value) -> Result<String, String> {
+    let text = value.as_str().unwrap_or_default();
+    let domain = text.strip_suffix('/');
+    if domain.is_some_and(is_object_name) {
+        Ok(text.to_owned())
+    } else {
+        Err("allowed: a domain and a slash, such as cdi.k8s.io/".to_owned())
+    }
+}
+
+/// What the part means, for an admin who checks a file.
+pub(super) fn report(handout: &Handout) -> String {
+    let strategies: Vec<&str> = handout.strategies.iter().map(|it| it.as_str()).collect();
+    let nodes = if handout.names_device_nodes() {
+        ", device nodes passed"
+    } else {
+        ""
+    };
+    format!(
+        "\x20 devicePlugin     {} by {}{nodes}\n",
+        strategies.join(", "),
+        handout.ids.as_str()
+    )
+}
