@@ -1,5 +1,5 @@
 # Every target is one line. `make test` is what CI runs; `make demo` is where to start.
-.PHONY: help setup check test demo cluster cluster-down cluster-build e2e e2e-containerd churn churn-long soak kills bench proof fuzz model model-long deny deny-advisories regen
+.PHONY: help setup check test demo demo-cluster cluster cluster-down cluster-build e2e e2e-containerd churn churn-long soak kills bench proof fuzz model model-long deny deny-advisories regen
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' Makefile | expand -t 18
@@ -13,7 +13,11 @@ check: setup ## format, lints and fast tests: no cluster, some minutes from cold
 test: ## everything, with the minutes of each part
 	@tests/run-all.sh
 
-demo: setup cluster-build ## pods of both kinds on 8 fake GPUs and real Kubernetes, and a refusal with its sentence
+demo: ## the daemon on 8 fake GPUs without a cluster: arrivals, a race, kill -9, a switch of mode; Rust and a C compiler are enough
+	@cargo build -p gpu-bridge -p demo
+	@"$${CARGO_TARGET_DIR:-target}/debug/demo"
+
+demo-cluster: setup cluster-build ## the same pods of both kinds on real Kubernetes, and a refusal with its sentence
 	@cargo test -p gpu-bridge --test e2e --no-run
 	@cargo test -q -p gpu-bridge --test e2e -- --ignored --exact demo::the_main_job --nocapture
 

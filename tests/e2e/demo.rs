@@ -1,4 +1,4 @@
-//! The main job, shown: `make demo`.
+//! The main job on real Kubernetes, shown: `make demo-cluster`.
 
 use std::time::Duration;
 
@@ -36,7 +36,7 @@ async fn show(world: &World) {
 }
 
 #[tokio::test]
-#[ignore = "a demonstration for people: run it with `make demo`"]
+#[ignore = "a demonstration for people: run it with `make demo-cluster`"]
 async fn the_main_job() {
     println!(
         "1. Real Kubernetes 1.37 starts, on a fake NVML with 8 GPUs; 5 are for counted pods, 3 for claims."
