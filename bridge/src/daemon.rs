@@ -9,6 +9,7 @@
 
 mod client;
 mod conditions;
+mod doctor;
 mod events;
 mod feeds;
 mod handout;
@@ -16,6 +17,7 @@ mod leave;
 mod lookout;
 mod preview;
 mod reign;
+mod rights;
 mod settings;
 mod succession;
 
@@ -52,7 +54,9 @@ use crate::{device_plugin, dra, usage};
 
 pub use self::client::Wrong as WrongKubeconfig;
 use self::client::client;
+pub use self::doctor::{Advice, Finding, Level, examine};
 pub use self::preview::{Foresight, Preview, preview};
+pub use self::rights::{DEMAND_RIGHTS, RIGHTS, Right};
 
 /// How often the processes are looked at for strangers on free units.
 const STRANGER_PERIOD: Duration = Duration::from_secs(5);

@@ -35,8 +35,10 @@ fn start_logging(cli: &Cli) -> Result<(), Mistake> {
     let (variable, default) = match cli.command {
         Command::Run(_) => LOG_FILTER,
         Command::Status(_)
+        | Command::Doctor(_)
         | Command::Probe(_)
         | Command::Ledger(_)
+        | Command::Completions { .. }
         | Command::CheckConfig { .. } => (LOG_FILTER.0, LOG_OF_A_VERB),
     };
     let wrong = |value: String, why: String| Mistake {

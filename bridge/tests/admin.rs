@@ -288,6 +288,7 @@ async fn answer(calls: &mut mpsc::Receiver<Call>, outcome: Result<(), Error>) {
         call @ (Call::Allocate { .. }
         | Call::Prepare { .. }
         | Call::Unprepare { .. }
+        | Call::Release { .. }
         | Call::HandOver { .. }
         | Call::TakeBack { .. }) => {
             panic!("a health check gives nothing out, and this could: {call:?}")

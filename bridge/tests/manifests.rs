@@ -13,6 +13,7 @@ use clap::{CommandFactory as _, Parser as _};
 use gpu_bridge::admin::{HEALTHZ, METRICS, READYZ, STATUS};
 use gpu_bridge::cli::{Cli, Command, RunOptions};
 use gpu_bridge::config::Config;
+use gpu_bridge::daemon::{DEMAND_RIGHTS, RIGHTS, Right};
 use gpu_bridge::dra::DRIVER;
 use k8s_openapi::api::admissionregistration::v1::{
     ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
@@ -31,38 +32,6 @@ use serde_json::Value;
 const NAME: &str = "gpu-bridge";
 /// Key of the configuration in the ConfigMap.
 const CONFIG_KEY: &str = "config.yaml";
-
-/// What the daemon asks of the API, by the module that asks. Nothing more is given.
-const RIGHTS: [(&str, &str, &[&str]); 6] = [
-    // dra::claims
-    (
-        "resource.k8s.io",
-        "resourceclaims",
-        &["get", "list", "watch"],
-    ),
-    // dra::slices
-    (
-        "resource.k8s.io",
-        "resourceslices",
-        &["get", "list", "watch", "create", "update", "delete"],
-    ),
-    // dra::slices: the owner of the slice; device_plugin::node_status: the own Node
-    ("", "nodes", &["get", "list", "watch"]),
-    // device_plugin::node_status
-    ("", "nodes/status", &["patch"]),
-    // usage::pods
-    ("", "pods", &["get", "list", "watch"]),
-    // events
-    ("events.k8s.io", "events", &["create", "patch"]),
-];
-
-/// What it asks for besides with `offers.demand: watch`: usage::pending.
-const DEMAND_RIGHTS: [(&str, &str, &[&str]); 4] = [
-    ("", "pods", &["list", "watch"]),
-    ("", "nodes", &["list", "watch"]),
-    ("resource.k8s.io", "resourceclaims", &["get"]),
-    ("resource.k8s.io", "deviceclasses", &["list", "watch"]),
-];
 
 /// A `kustomization.yaml`, as far as ours go.
 #[derive(Debug, Serialize, Deserialize)]
@@ -160,13 +129,15 @@ fn manifests() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../manifests")
 }
 
-/// Every YAML file below a folder.
+/// Every YAML file below a folder, but for the chart: its templates are no YAML, and `tests/chart` renders them.
 fn yaml_files(folder: &Path) -> Vec<PathBuf> {
     let mut files = Vec::new();
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
         if path.is_dir() {
-            files.extend(yaml_files(&path));
+            if path != manifests().join("chart") {
+                files.extend(yaml_files(&path));
+            }
         } else if path.extension().is_some_and(|end| end == "yaml") {
             files.push(path);
         }
@@ -473,7 +444,7 @@ fn who_opens_the_port_may_ask_who_comes_and_the_right_to_read_is_that_of_the_sta
 type Rights = BTreeSet<(String, String, String)>;
 
 /// Each right of a list, as group, resource and verb.
-fn rights(list: &[(&str, &str, &[&str])]) -> Rights {
+fn rights(list: &[Right]) -> Rights {
     let each = list.iter().flat_map(|(group, resource, verbs)| {
         let right = |verb: &&str| {
             (

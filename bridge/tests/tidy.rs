@@ -241,6 +241,7 @@ fn kubernetes_and_protobuf_types_stop_where_they_are_translated() {
         let text = inside.to_str().unwrap();
         let kubernetes = [
             "admin/access",
+            "daemon/doctor",
             "device_plugin/node_status",
             "dra/claims",
             "dra/slices",
@@ -351,7 +352,7 @@ fn the_product_has_no_step_at_which_it_kills_itself() {
 }
 
 /// Files of the product that read the wall clock, and what for. None of them decides by it.
-const WALL_CLOCK: [(&str, &str); 7] = [
+const WALL_CLOCK: [(&str, &str); 9] = [
     (
         "bridge/src/admin/conditions.rs",
         "when a condition changed, for the page",
@@ -369,6 +370,10 @@ const WALL_CLOCK: [(&str, &str); 7] = [
         "the name under which a bad ledger is kept",
     ),
     (
+        "bridge/src/cli/status.rs",
+        "which times are of today, for the table",
+    ),
+    (
         "bridge/src/device_plugin/register.rs",
         "the name of a socket",
     ),
@@ -379,6 +384,10 @@ const WALL_CLOCK: [(&str, &str); 7] = [
     (
         "bridge/src/metrics/mod.rs",
         "when something happened last, for the page",
+    ),
+    (
+        "bridge/src/store/history.rs",
+        "when something happened, for people",
     ),
 ];
 

@@ -169,7 +169,7 @@ impl Pool {
             .collect()
     }
 
-    fn has_left(&self, pod: &PodRef) -> bool {
+    pub(crate) fn has_left(&self, pod: &PodRef) -> bool {
         let Some(listing) = &self.seen.listing else {
             return false;
         };

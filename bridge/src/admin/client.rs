@@ -13,7 +13,7 @@ use tokio::net::UnixStream;
 use tokio::time::timeout;
 
 use super::page::StatusPage;
-use super::server::{HANDOVER, STATUS};
+use super::server::{HANDOVER, RELEASE, ReleaseRequest, STATUS};
 
 /// How long a question may take: a page is made from memory, and a ledger that is handed over waits for the disk.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -93,6 +93,19 @@ pub async fn hand_over(path: &Path, to: &PodUid) -> Result<(), ClientError> {
     }
 }
 
+/// Ends what holds a unit; returns what the daemon says.
+///
+/// # Errors
+/// The daemon is not there, or does not want to ([`ClientError::Refused`]).
+pub async fn release(path: &Path, request: &ReleaseRequest) -> Result<String, ClientError> {
+    let body = serde_json::to_vec(request).map_err(|error| exchange(path, error))?;
+    let (code, text) = ask(path, "POST", RELEASE, Body::from(body)).await?;
+    match code {
+        StatusCode::OK => Ok(String::from_utf8_lossy(&text).into_owned()),
+        code => Err(refused(path, code, &text)),
+    }
+}
+
 /// Asks for a page that says yes or no: its text if it says yes.
 ///
 /// # Errors
@@ -148,6 +161,7 @@ async fn exchanged(
         .method(method)
         .uri(uri)
         .header(header::HOST, "gpu-bridge")
+        .header(header::CONTENT_TYPE, "application/json")
         .body(body)
         .map_err(|error| exchange(path, error))?;
     let answer = async {

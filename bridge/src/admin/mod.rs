@@ -12,6 +12,7 @@
 //! | `/status` | [`StatusPage`] |
 //! | `/` | the same for a browser |
 //! | `POST /handover` | on the admin socket alone: gives the ledger to the pod whose UID is the body |
+//! | `POST /release` | on the admin socket alone: ends what holds the unit of a [`ReleaseRequest`], if nothing shows it |
 //!
 //! On an address that others than this node can reach, the first three are open, `/readyz` without its messages, and
 //! the others are for whom the API server lets get the non-resource URL `/status`.
@@ -26,7 +27,7 @@ mod web;
 
 pub use crate::uds::{PATH_LIMIT_BYTES as SOCKET_PATH_LIMIT_BYTES, own_admin_socket};
 pub use access::AUDIENCE;
-pub use client::{ClientError, hand_over, probe, status};
+pub use client::{ClientError, hand_over, probe, release, status};
 pub use conditions::{Condition, ConditionName, Conditions, Met};
 pub use listen::{ListenError, http_listener};
 pub use page::{
@@ -34,7 +35,7 @@ pub use page::{
     ReadyPage, RivalPage, StatusPage, UnitPage, WeightsPage, standing,
 };
 pub use server::{
-    HANDOVER, HEALTHZ, HandOver, METRICS, Pages, READYZ, STATUS, report_ledger, serve_http,
-    serve_socket,
+    HANDOVER, HEALTHZ, HandOver, METRICS, Pages, READYZ, RELEASE, ReleaseRequest, STATUS,
+    report_ledger, serve_http, serve_socket,
 };
 pub use web::{PAGE, SCRIPT, STYLE};

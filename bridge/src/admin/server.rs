@@ -13,7 +13,8 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::serve::Listener;
 use axum::{Json, Router};
-use bridge_core::{Face, PodUid, RIVAL_GONE, Rival, Standing};
+use bridge_core::{Face, Insistence, PodUid, RIVAL_GONE, Rival, Standing, UnitId, shown};
+use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, UnixStream};
 use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
@@ -25,7 +26,7 @@ use super::access::Access;
 use super::conditions::{ConditionName, Conditions, Met};
 use super::page::{ReadyPage, StatusPage};
 use super::web;
-use crate::arbiter::{Error as ArbiterError, Handle, Observation};
+use crate::arbiter::{Error as ArbiterError, Handle, Observation, Release};
 use crate::metrics::{Format, Scene};
 use crate::uds;
 
@@ -50,6 +51,22 @@ pub const METRICS: &str = "/metrics";
 pub const STATUS: &str = "/status";
 /// Path to which a successor posts the UID of its pod to get the ledger; on the admin socket alone.
 pub const HANDOVER: &str = "/handover";
+
+/// Path to which an admin posts a [`ReleaseRequest`]; on the admin socket alone.
+pub const RELEASE: &str = "/release";
+
+/// What is posted to [`RELEASE`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ReleaseRequest {
+    /// Exact UUID of the unit.
+    pub unit: String,
+    /// Why, in the admin's words.
+    pub reason: String,
+    /// Whether the hold is to end though a process runs on the unit, or NVML does not say.
+    #[serde(default)]
+    pub force: bool,
+}
 
 /// A successor wants the ledger.
 #[derive(Debug)]
@@ -132,6 +149,7 @@ pub async fn serve_socket(
     let all = pages
         .routes()
         .route(HANDOVER, post(hand_over))
+        .route(RELEASE, post(release))
         .with_state(pages.0);
     tokio::select! {
         done = axum::serve(Limited::new(Callers(socket)), all).into_future() => done,
@@ -270,6 +288,34 @@ async fn hand_over(State(server): State<Arc<Server>>, body: String) -> Response 
         Ok(Ok(())) => "handed over\n".into_response(),
         Ok(Err(why)) => (StatusCode::CONFLICT, format!("{why}\n")).into_response(),
         Err(_) => unavailable("the daemon is stopping"),
+    }
+}
+
+async fn release(
+    State(server): State<Arc<Server>>,
+    Json(wanted): Json<ReleaseRequest>,
+) -> Response {
+    let Some(Owner { handle, .. }) = server.owner.get() else {
+        return unavailable(NOT_THE_OWNER);
+    };
+    let unit = match UnitId::new(wanted.unit) {
+        Ok(unit) => unit,
+        Err(error) => return (StatusCode::CONFLICT, format!("{error}\n")).into_response(),
+    };
+    let insistence = if wanted.force {
+        Insistence::Forced
+    } else {
+        Insistence::None
+    };
+    let command = Release {
+        unit: unit.clone(),
+        insistence,
+        reason: shown(&wanted.reason),
+    };
+    match handle.release(command).await {
+        Ok(Ok(holds)) => format!("{unit} is released: {holds} holds have ended\n").into_response(),
+        Ok(Err(why)) => (StatusCode::CONFLICT, format!("{why}\n")).into_response(),
+        Err(error) => unavailable(error),
     }
 }
 

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use bridge_core::{
     Adoption, AllocateRequest, ClaimRef, Claims, Demand, DeviceId, DeviceName, Face, Grant,
-    Inventory, Listing, Offers, PodUid, Pods, PrepareRequest, PreparedDevice, Refusal, Report,
-    Rival, Settings, Status, Topology, UnitId,
+    Insistence, Inventory, Listing, NotReleased, Offers, PodUid, Pods, PrepareRequest,
+    PreparedDevice, Refusal, Report, Rival, Settings, Status, Topology, UnitId,
 };
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
@@ -164,6 +164,17 @@ pub enum News {
 /// News that may wait for one who listens; older ones are lost to it. A transition rarely makes more than ten.
 pub(super) const NEWS_LIMIT: usize = 256;
 
+/// An admin's command to end what holds a unit.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Release {
+    /// The unit.
+    pub unit: UnitId,
+    /// Whether a process on it matters.
+    pub insistence: Insistence,
+    /// Why, in the admin's words; for the log and the history.
+    pub reason: String,
+}
+
 /// What was found when the ledger was taken back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TakenBack {
@@ -207,6 +218,13 @@ pub enum Call {
         observation: Observation,
         /// Told once the pool has taken it.
         reply: oneshot::Sender<Result<(), Error>>,
+    },
+    /// An admin says that nobody has a unit any more.
+    Release {
+        /// What.
+        release: Release,
+        /// Told how many holds have ended, or why none has.
+        reply: oneshot::Sender<Result<Result<usize, NotReleased>, Error>>,
     },
     /// A successor asks for the ledger.
     HandOver {
@@ -326,6 +344,14 @@ impl Handle {
     /// The ledger could not be saved, or the daemon is stopping.
     pub async fn unprepare(&self, claim: ClaimRef) -> Result<(), Error> {
         self.ask(|reply| Call::Unprepare { claim, reply }).await
+    }
+
+    /// Rule 7, *an admin's command*: how many holds have ended, or why none has.
+    ///
+    /// # Errors
+    /// The ledger could not be saved, somebody else owns it, or the daemon is stopping.
+    pub async fn release(&self, release: Release) -> Result<Result<usize, NotReleased>, Error> {
+        self.ask(|reply| Call::Release { release, reply }).await
     }
 
     /// Tells what was seen; returns when the pool has taken it.

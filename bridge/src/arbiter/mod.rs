@@ -4,6 +4,7 @@
 
 mod gate;
 mod handle;
+mod history;
 mod rehearsal;
 mod reports;
 mod task;
@@ -11,7 +12,7 @@ mod task;
 pub use gate::OpenAllocate;
 pub use handle::{
     AllocateReply, Call, Error, GrantedDevice, HOLD_LIMIT, Handle, LOOK_AGAIN, News, Observation,
-    PrepareReply, PreparedReply, TakenBack, Told,
+    PrepareReply, PreparedReply, Release, TakenBack, Told,
 };
 pub use rehearsal::Rehearsal;
 pub use task::{Arbiter, ProcessProbe};

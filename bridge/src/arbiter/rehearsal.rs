@@ -79,6 +79,7 @@ impl Rehearsal {
                 Call::Allocate { reply, .. } => drop(reply.send(Err(Error::Stopping))),
                 Call::Prepare { reply, .. } => drop(reply.send(Err(Error::Stopping))),
                 Call::Unprepare { reply, .. } => drop(reply.send(Err(Error::Stopping))),
+                Call::Release { reply, .. } => drop(reply.send(Err(Error::Stopping))),
                 Call::HandOver { reply, .. } => drop(reply.send(Err(Error::Stopping))),
                 Call::TakeBack { reply } => drop(reply.send(Err(Error::Stopping))),
             }

@@ -11,21 +11,23 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use bridge_core::{
-    AllocateOutcome, ClaimRef, Evidence, Grant, Ledger, Moment, Offers, PodUid, Pool, Preparation,
-    PrepareOutcome, Processes, Standing, Status, Transition, UnitId,
+    AllocateOutcome, ClaimRef, DeviceId, Evidence, Grant, Ledger, Moment, NotReleased, Offers,
+    PodUid, Pool, Preparation, PrepareOutcome, Processes, Report, Standing, Status, Transition,
+    UnitId,
 };
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 use tracing::{debug, error, info, warn};
 
 use super::handle::{
     AllocateReply, Call, Error, GrantedDevice, Handle, NEWS_LIMIT, News, Observation, PrepareReply,
-    PreparedReply,
+    PreparedReply, Release,
 };
+use super::history;
 use super::reports;
 use crate::cdi::{self, CdiFiles};
 use crate::metrics::{Metrics, NvmlCall};
 use crate::steps::{self, Operation, Step};
-use crate::store::{SaveError, Store};
+use crate::store::{Event, SaveError, Store};
 
 /// Calls that may wait for the arbiter. The kubelet admits pods one by one and prepares a handful at once; beyond
 /// this the callers wait in their own tasks.
@@ -86,9 +88,19 @@ enum Answer {
     Allocate(
         oneshot::Sender<Result<AllocateReply, Error>>,
         AllocateOutcome,
+        Vec<DeviceId>,
     ),
-    Prepare(oneshot::Sender<Result<PrepareReply, Error>>, PrepareOutcome),
+    Prepare(
+        oneshot::Sender<Result<PrepareReply, Error>>,
+        PrepareOutcome,
+        ClaimRef,
+    ),
     Unprepare(oneshot::Sender<Result<(), Error>>, ClaimRef),
+    Release(
+        oneshot::Sender<Result<Result<usize, NotReleased>, Error>>,
+        Release,
+        Result<usize, NotReleased>,
+    ),
     Observe(oneshot::Sender<Result<(), Error>>),
 }
 
@@ -191,6 +203,10 @@ impl Arbiter {
         let reports = self.pool.commit(transition);
         steps::reached(Step::Committed);
         reports::tell(&reports);
+        for answer in &answers {
+            answer.tell();
+        }
+        self.note(&reports, &answers);
         self.metrics.took_place(&reports);
         for report in reports {
             self.tell(News::Happened(report));
@@ -305,7 +321,7 @@ impl Arbiter {
 
     async fn answer(&self, answer: Answer) {
         match answer {
-            Answer::Allocate(reply, outcome) => {
+            Answer::Allocate(reply, outcome, _) => {
                 let answer = match outcome {
                     AllocateOutcome::Granted(grants) => {
                         AllocateReply::Granted(grants.into_iter().map(granted).collect())
@@ -316,7 +332,7 @@ impl Arbiter {
                 };
                 drop(reply.send(Ok(answer)));
             }
-            Answer::Prepare(reply, outcome) => {
+            Answer::Prepare(reply, outcome, _) => {
                 let answer = match outcome {
                     PrepareOutcome::Prepared(preparation) => self.put_on_disk(preparation).await,
                     PrepareOutcome::Wait(refusal) => Ok(PrepareReply::Wait(refusal)),
@@ -327,7 +343,24 @@ impl Arbiter {
             Answer::Unprepare(reply, claim) => {
                 drop(reply.send(self.remember_unprepared(claim).await));
             }
+            Answer::Release(reply, _, outcome) => drop(reply.send(Ok(outcome))),
             Answer::Observe(reply) => drop(reply.send(Ok(()))),
+        }
+    }
+
+    /// Writes into the history what was done and refused.
+    fn note(&self, reports: &[Report], answers: &[Answer]) {
+        let generation = self.pool.ledger().generation;
+        // An admin's command stands before what it led to.
+        let (commands, refusals): (Vec<_>, Vec<_>) = answers
+            .iter()
+            .filter_map(|answer| answer.event(generation))
+            .partition(|event| event.reason.is_none());
+        let reported = reports
+            .iter()
+            .map(|report| history::of_report(report, generation));
+        for event in commands.into_iter().chain(reported).chain(refusals) {
+            self.store.note(event);
         }
     }
 
@@ -487,15 +520,19 @@ fn decide(transition: &mut Transition, call: Call) -> Answer {
         } => {
             let evidence = Evidence { listing };
             let outcome = transition.allocate(&request, &evidence);
-            Answer::Allocate(reply, outcome)
+            Answer::Allocate(reply, outcome, request.ids)
         }
         Call::Prepare { request, reply } => {
             let outcome = transition.prepare(&request);
-            Answer::Prepare(reply, outcome)
+            Answer::Prepare(reply, outcome, request.claim)
         }
         Call::Unprepare { claim, reply } => {
             transition.unprepare(&claim.uid);
             Answer::Unprepare(reply, claim)
+        }
+        Call::Release { release, reply } => {
+            let outcome = transition.release(&release.unit, release.insistence);
+            Answer::Release(reply, release, outcome)
         }
         Call::Observe { observation, reply } => {
             observe(transition, observation);
@@ -544,7 +581,33 @@ fn minor_of(minors: &[(UnitId, u32)], unit: &UnitId) -> Option<u32> {
 
 impl Answer {
     fn is_granted(&self) -> bool {
-        matches!(self, Self::Allocate(_, AllocateOutcome::Granted(_)))
+        matches!(self, Self::Allocate(_, AllocateOutcome::Granted(_), _))
+    }
+
+    /// What it is in the history: a refusal, or an admin's command.
+    fn event(&self, generation: u64) -> Option<Event> {
+        match self {
+            Self::Allocate(_, AllocateOutcome::Refused(refusal), ids) => {
+                let ids: Vec<String> = ids.iter().map(ToString::to_string).collect();
+                let who = format!("ids {}", ids.join(", "));
+                Some(history::of_refusal(refusal, who, generation))
+            }
+            Self::Prepare(_, PrepareOutcome::Refused(refusal), claim) => Some(history::of_refusal(
+                refusal,
+                format!("claim {claim}"),
+                generation,
+            )),
+            Self::Release(_, release, Ok(_)) => Some(history::of_release(
+                &release.unit,
+                &release.reason,
+                generation,
+            )),
+            Self::Allocate(..)
+            | Self::Prepare(..)
+            | Self::Unprepare(..)
+            | Self::Release(..)
+            | Self::Observe(_) => None,
+        }
     }
 
     /// What a transition with this answer is about; `None`: nobody asked for anything.
@@ -553,14 +616,22 @@ impl Answer {
             Self::Allocate(..) => Some(Operation::Allocate),
             Self::Prepare(..) => Some(Operation::Prepare),
             Self::Unprepare(..) => Some(Operation::Unprepare),
-            Self::Observe(_) => None,
+            Self::Release(..) | Self::Observe(_) => None,
+        }
+    }
+
+    /// Logs what an admin has commanded.
+    fn tell(&self) {
+        if let Self::Release(_, release, Ok(holds)) = self {
+            warn!(unit = %release.unit, holds, why = release.reason, "an admin has released a unit");
         }
     }
 
     fn fail(self, failure: &Error) {
         match self {
-            Self::Allocate(reply, _) => drop(reply.send(Err(failure.clone()))),
-            Self::Prepare(reply, _) => drop(reply.send(Err(failure.clone()))),
+            Self::Allocate(reply, ..) => drop(reply.send(Err(failure.clone()))),
+            Self::Prepare(reply, ..) => drop(reply.send(Err(failure.clone()))),
+            Self::Release(reply, ..) => drop(reply.send(Err(failure.clone()))),
             Self::Unprepare(reply, _) | Self::Observe(reply) => {
                 drop(reply.send(Err(failure.clone())));
             }

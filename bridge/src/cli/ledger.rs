@@ -3,13 +3,17 @@
 use std::path::PathBuf;
 
 use bridge_core::{Access, Ledger};
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum};
 
+use super::overview::{holder, seconds};
 use super::rebuild::RebuildArgs;
-use super::status::{holder, seconds};
-use super::table::Table;
-use crate::admin::HoldPage;
-use crate::store::{Inspected, inspect};
+use super::socket::{SocketArgs, StateArgs};
+use super::table::{Table, wrap};
+use crate::admin::{self, HoldPage, ReleaseRequest};
+use crate::store::{self, Event, Inspected, inspect};
+
+/// The longest line of a sentence.
+const LINE: usize = 100;
 
 /// The verbs of `ledger`.
 #[derive(Debug, Clone, Args)]
@@ -28,11 +32,101 @@ pub enum LedgerCommand {
         #[arg(value_name = "FILE|DIR")]
         path: PathBuf,
     },
+    /// Shows the last 1,000 changes of holds and refusals, over restarts, the newest last. It needs no daemon.
+    History(HistoryArgs),
+    /// Ends what holds a GPU, when you know that nobody has it any more and nothing shows that to the daemon.
+    ///
+    /// It is refused while the kubelet or the API shows the holder, and while NVML shows a process.
+    Release(ReleaseArgs),
     /// Sets aside a ledger that can't be used, so that the next start finds out anew who has which GPU, from the
     /// kubelet, the API server and NVML. Tells beforehand what it will find, and what it can't know.
     ///
     /// It takes the flags of `run`; in the daemon's own container none is needed.
     Rebuild(Box<RebuildArgs>),
+}
+
+/// The flags of `ledger history`.
+#[derive(Debug, Clone, Args)]
+pub struct HistoryArgs {
+    #[command(flatten)]
+    folder: StateArgs,
+    /// Shows so many at most.
+    #[arg(long, short = 'n', value_name = "NUMBER", default_value_t = store::HISTORY_KEPT)]
+    last: usize,
+    /// How they are written.
+    #[arg(long, short, value_enum, default_value_t)]
+    output: Output,
+}
+
+/// How events are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+enum Output {
+    /// A line for each, with its sentence below it.
+    #[default]
+    Text,
+    /// A JSON object a line.
+    Json,
+}
+
+/// The flags of `ledger release`.
+#[derive(Debug, Clone, Args)]
+pub struct ReleaseArgs {
+    /// Exact UUID of the GPU, as in `gpu-bridge status -o wide`.
+    #[arg(value_name = "UUID")]
+    unit: String,
+    /// Why, for the log and the history.
+    #[arg(long, value_name = "TEXT")]
+    reason: String,
+    /// Ends the hold though a process runs on the GPU, or NVML does not say. The GPU goes to nobody until it is idle.
+    #[arg(long)]
+    force: bool,
+    #[command(flatten)]
+    socket: SocketArgs,
+}
+
+impl HistoryArgs {
+    fn show(self) -> Result<String, super::Error> {
+        let folder = self.folder.path();
+        let events = store::history(&folder).map_err(|source| super::Error::History {
+            folder: folder.clone(),
+            source,
+        })?;
+        let skipped = events.len().saturating_sub(self.last);
+        let lines = events.iter().skip(skipped).map(|event| match self.output {
+            Output::Text => in_words(event),
+            Output::Json => {
+                serde_json::to_string(event).expect("an event of texts and numbers is JSON") + "\n"
+            }
+        });
+        let text: String = lines.collect();
+        if text.is_empty() && self.output == Output::Text {
+            return Ok(format!(
+                "nothing has been written down in {} yet\n",
+                folder.display()
+            ));
+        }
+        Ok(text)
+    }
+}
+
+fn in_words(event: &Event) -> String {
+    let words = [
+        Some(&event.what),
+        event.reason.as_ref(),
+        event.unit.as_ref(),
+        event.who.as_ref(),
+    ];
+    let words: Vec<&str> = words.into_iter().flatten().map(String::as_str).collect();
+    let mut line = format!(
+        "{}  {:>6}  {}\n",
+        seconds(&event.at),
+        event.generation,
+        words.join("  ")
+    );
+    if let Some(why) = &event.why {
+        line.push_str(&format!("    {}\n", wrap(why, LINE, 4)));
+    }
+    line
 }
 
 impl LedgerArgs {
@@ -43,6 +137,16 @@ impl LedgerArgs {
     pub(super) async fn execute(self) -> Result<String, super::Error> {
         match self.command {
             LedgerCommand::Show { path } => Ok(describe(&inspect(&path)?)),
+            LedgerCommand::History(args) => args.show(),
+            LedgerCommand::Release(args) => {
+                let request = ReleaseRequest {
+                    unit: args.unit,
+                    reason: args.reason,
+                    force: args.force,
+                };
+                let done = admin::release(&args.socket.path(), &request).await;
+                Ok(done.map_err(super::Error::NotReleased)?)
+            }
             LedgerCommand::Rebuild(args) => Ok(args.rebuild().await?),
         }
     }
@@ -148,6 +252,24 @@ mod tests {
             train/claim-p   p    gpus     gpu-3   owner
             train/claim-p   p    gpus     gpu-0   admin
         "#]].assert_eq(text);
+    }
+
+    #[test]
+    fn an_event_is_a_line_with_its_sentence_below() {
+        let event = Event {
+            at: "2026-09-21T14:13:20.123Z".to_owned(),
+            generation: 42,
+            what: "Refused".to_owned(),
+            reason: Some("UnitHeld".to_owned()),
+            unit: None,
+            who: Some("claim train/llm".to_owned()),
+            why: Some("UnitHeld: a sentence".to_owned()),
+        };
+        expect![[r#"
+            2026-09-21T14:13:20Z      42  Refused  UnitHeld  claim train/llm
+                UnitHeld: a sentence
+        "#]]
+        .assert_eq(&in_words(&event));
     }
 
     #[test]

@@ -4,7 +4,10 @@
 //! get them: `run` hands [`RunOptions`] to [`daemon`](crate::daemon), the other verbs ask a daemon that runs or
 //! read one file.
 
+mod doctor;
 mod ledger;
+mod overview;
+mod paint;
 mod probe;
 mod rebuild;
 mod run;
@@ -16,10 +19,12 @@ use std::io::{self, Write as _};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand, ValueEnum};
+use clap::{CommandFactory as _, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
 use kube::config::KubeconfigError;
 
-pub use ledger::{LedgerArgs, LedgerCommand};
+pub use doctor::DoctorArgs;
+pub use ledger::{HistoryArgs, LedgerArgs, LedgerCommand, ReleaseArgs};
 pub use probe::ProbeArgs;
 pub use rebuild::{RebuildArgs, RebuildError};
 pub use run::{Mistake, Mistakes, RunArgs, RunOptions};
@@ -61,10 +66,22 @@ pub enum Command {
     Run(Box<RunArgs>),
     /// Shows who has which GPU on this node, and what the daemon still waits for.
     Status(StatusArgs),
+    /// Looks for what is missing on this node and in its cluster, and says why it matters and what to do.
+    ///
+    /// It changes nothing, takes the flags of `run`, and works with a daemon or without; in the daemon's own container
+    /// no flag is needed. Exit code: 0 when there is no problem (there may be warnings), 1 when there is one, 2 for
+    /// wrong flags.
+    Doctor(Box<DoctorArgs>),
     /// Asks the daemon of this pod whether it is alive or ready: for the probes of the DaemonSet.
     Probe(ProbeArgs),
     /// Looks at a ledger's file, or has a new one made.
     Ledger(LedgerArgs),
+    /// Prints the completions of a shell.
+    Completions {
+        /// Which shell.
+        #[arg(value_enum)]
+        shell: Shell,
+    },
     /// Checks a configuration file and says what it means, without a daemon.
     CheckConfig {
         /// The file that --config would name.
@@ -98,9 +115,23 @@ pub enum Error {
     /// The daemon says no, or nothing.
     #[error("the probe failed")]
     Probe(#[source] ClientError),
+    /// The doctor found problems, and has told them.
+    #[error("problems were found: {0}")]
+    Unwell(usize),
     /// The ledger's file could not be read.
     #[error("no ledger")]
     Ledger(#[from] InspectError),
+    /// The history could not be read.
+    #[error("the history in {} can't be read", folder.display())]
+    History {
+        /// The ledger's folder.
+        folder: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// A unit was not released.
+    #[error("nothing was released")]
+    NotReleased(#[source] ClientError),
     /// The ledger stays as it is.
     #[error(transparent)]
     Rebuild(#[from] RebuildError),
@@ -128,7 +159,10 @@ impl Error {
             Self::Daemon(_)
             | Self::Status(_)
             | Self::Probe(_)
+            | Self::Unwell(_)
             | Self::Ledger(_)
+            | Self::History { .. }
+            | Self::NotReleased(_)
             | Self::Rebuild(_)
             | Self::Output(_) => FAILURE,
         })
@@ -158,12 +192,28 @@ impl Cli {
                 let options = args.check()?;
                 crate::daemon::run(options).await.map_err(Error::Daemon)
             }
-            Command::Status(args) => print(&args.ask().await?),
+            Command::Status(args) => args.execute(&mut io::stdout()).await,
+            Command::Doctor(args) => {
+                let diagnosis = args.examine().await?;
+                print(&diagnosis.text)?;
+                match diagnosis.problems {
+                    0 => Ok(()),
+                    problems => Err(Error::Unwell(problems)),
+                }
+            }
             Command::Probe(args) => print(&args.ask().await.map_err(Error::Probe)?),
             Command::Ledger(args) => print(&args.execute().await?),
+            Command::Completions { shell } => print(&completions(shell)),
             Command::CheckConfig { file } => print(&config::report(&file)?),
         }
     }
+}
+
+/// The script that a shell reads once to complete what is typed.
+fn completions(shell: Shell) -> String {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "gpu-bridge", &mut script);
+    String::from_utf8_lossy(&script).into_owned()
 }
 
 fn print(text: &str) -> Result<(), Error> {
@@ -173,12 +223,21 @@ fn print(text: &str) -> Result<(), Error> {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory as _;
-
     use super::*;
 
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn completions_of_every_shell_name_every_verb() {
+        for shell in Shell::value_variants() {
+            let script = completions(*shell);
+            for verb in Cli::command().get_subcommands() {
+                let name = verb.get_name();
+                assert!(script.contains(name), "{name} is missing for {shell}");
+            }
+        }
     }
 }

@@ -11,8 +11,8 @@ use std::time::SystemTime;
 use bridge_core::{ForeignCause, HoldKind, Report, Standing, UnitStatus};
 use clap::Args;
 
+use super::overview::holder;
 use super::run::{Mistakes, RunArgs, RunOptions};
-use super::status::holder;
 use super::table::Table;
 use crate::admin::{self, HoldPage};
 use crate::daemon::{self, Foresight, Preview};

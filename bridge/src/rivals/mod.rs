@@ -17,7 +17,7 @@ mod view;
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -117,6 +117,15 @@ struct Anew {
     pause: Option<Duration>,
     /// The sockets of rivals at the last look.
     known: BTreeSet<PathBuf>,
+}
+
+/// Looks once which sockets in the two folders are of our names and not ours. What has no socket, a list at the kubelet
+/// that is not ours, is not found this way.
+pub async fn look_once(device_plugins: &Path, registry: &Path) -> Vec<(Face, PathBuf)> {
+    let mut plugins = Folder::new(device_plugins.to_owned(), Kind::DevicePlugins);
+    let mut drivers = Folder::new(registry.to_owned(), Kind::Registry);
+    let found = plugins.look().await.into_iter().chain(drivers.look().await);
+    found.map(|socket| (socket.face, socket.path)).collect()
 }
 
 impl Lookout {

@@ -4,13 +4,15 @@
 //! for an empty one, and never overwritten (rule 11). All calls block; none takes longer than the disk.
 //!
 //! Files in the state folder, all 0600: `lock`; `ledger.json`; `unprepared.json`, only while there is no ledger to
-//! write into; `ledger.bad-<time>`, which an admin has had set aside and nobody reads. The layout around their contents is described in `envelope.rs`.
+//! write into; `ledger.bad-<time>`, which an admin has had set aside and nobody reads; `history.jsonl` and
+//! `history.older.jsonl`, which people read alone. The layout around their contents is described in `envelope.rs`.
 
 mod aside;
 mod atomic;
 mod boot;
 mod envelope;
 mod format;
+mod history;
 #[cfg(any(test, fuzzing))]
 mod hostile;
 mod inspect;
@@ -36,6 +38,8 @@ pub use self::aside::{
 };
 pub(crate) use self::atomic::{Error as ReplaceError, UNFINISHED, no_follow, replace};
 pub use self::boot::BootId;
+use self::history::History;
+pub use self::history::{Event, KEPT as HISTORY_KEPT, history};
 #[cfg(any(test, fuzzing))]
 pub use self::hostile::read_files;
 pub use self::inspect::{InspectError, Inspected, inspect};
@@ -146,6 +150,7 @@ pub struct Store {
     folder: PathBuf,
     boot_id: BootId,
     unknown: Unknown,
+    history: History,
     state: Mutex<State>,
 }
 
@@ -195,6 +200,7 @@ impl Store {
             folder: folder.to_owned(),
             boot_id,
             unknown,
+            history: History::new(folder),
             state: Mutex::new(State {
                 lock: Some(lock),
                 pod: None,
@@ -254,6 +260,12 @@ impl Store {
         write(&path, &bytes)?;
         state.unprepared = claims;
         Ok(())
+    }
+
+    /// Writes down what has happened, for people: see [`history`]. Never waits and never fails; only the owner of the
+    /// folder may.
+    pub fn note(&self, event: Event) {
+        self.history.add(event);
     }
 
     /// The claims remembered, also over restarts. Whoever has a ledger again, adopted or read, applies them to it

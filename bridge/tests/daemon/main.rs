@@ -25,6 +25,7 @@ mod dcgm;
 )]
 mod dice;
 mod disk;
+mod doctor;
 mod end;
 mod events;
 mod gpus;
@@ -55,5 +56,6 @@ mod start;
 #[path = "../../../tests/testkit/tests/toys/mod.rs"]
 mod toys;
 mod update;
+mod verbs;
 mod wiring;
 mod world;

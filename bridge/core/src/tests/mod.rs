@@ -8,6 +8,7 @@ mod lost_race;
 mod overlaps;
 mod refusals;
 mod regressions;
+mod release;
 mod scenarios;
 mod steering;
 mod topology;

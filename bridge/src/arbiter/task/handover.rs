@@ -27,6 +27,7 @@ impl Arbiter {
                 Call::Allocate { .. }
                 | Call::Prepare { .. }
                 | Call::Unprepare { .. }
+                | Call::Release { .. }
                 | Call::Observe { .. } => calls.push(call),
             }
         }
@@ -63,6 +64,7 @@ impl Arbiter {
             Call::Allocate { reply, .. } => no(reply, successor),
             Call::Prepare { reply, .. } => no(reply, successor),
             Call::Unprepare { reply, .. } => no(reply, successor),
+            Call::Release { reply, .. } => no(reply, successor),
             Call::HandOver { reply, .. } => no(reply, successor),
             Call::TakeBack { reply } => no(reply, successor),
             // A look at what is there; so `/healthz` is answered as well.

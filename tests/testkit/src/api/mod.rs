@@ -8,6 +8,7 @@
 //! effect at once), JSON patch and server-side apply, paging. A strategic merge patch is taken for a merge
 //! patch, so lists are replaced.
 
+mod about;
 mod request;
 mod serve;
 mod store;

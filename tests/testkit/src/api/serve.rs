@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::request::Target;
 use super::store::{self, Failure, Part, Resource, Selector, Store, failure};
-use super::{Shared, Taints};
+use super::{Shared, Taints, about};
 use crate::lock;
 
 /// The largest body that is read, in bytes: the real server's limit for one object is half of it.
@@ -81,8 +81,8 @@ async fn answer(State(shared): State<Arc<Shared>>, request: Request) -> Response
         response.headers_mut().insert(header::CONNECTION, close);
         return response;
     }
-    if parts.uri.path() == "/version" {
-        return Json(json!({"major": "1", "minor": "37", "gitVersion": "v1.37.2"})).into_response();
+    if let Some(answer) = about::answer(&shared, &parts.uri, &body) {
+        return answer;
     }
     let outcome = Target::parse(&parts.uri).and_then(|target| {
         let verb = target.verb(&parts.method);

@@ -79,6 +79,12 @@ pub(crate) fn find(api_version: &str, plural: &str) -> Option<&'static Resource>
         .find(|it| it.api_version == api_version && it.plural == plural)
 }
 
+/// All kinds of an API version.
+pub(crate) fn of_version(api_version: &str) -> Vec<&'static Resource> {
+    let kinds = RESOURCES.iter();
+    kinds.filter(|it| it.api_version == api_version).collect()
+}
+
 /// The first kind of a plural name.
 pub(crate) fn by_plural(plural: &str) -> &'static Resource {
     RESOURCES
