@@ -115,8 +115,8 @@ mod tests {
         expect![[r#"
             ok       device plugins  /var/lib/kubelet/device-plugins
             problem  device plugins  there is no folder /var/lib/kubelet/device-plugins
-                                     why: counted pods are served by a socket in it, and this is a sentence
-                                     that goes on for longer than a line
+                                     why: counted pods are served by a socket in it, and this is a sentence that
+                                     goes on for longer than a line
                                      do: give another --device-plugin-dir
 
             1 problems, 0 warnings, 2 checks in all

@@ -122,13 +122,26 @@ impl History {
     }
 }
 
+/// Whether a missing file is made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Missing {
+    /// It is.
+    Made,
+    /// It was there before, so somebody is removing it, or its folder: nothing is put in their way.
+    Left,
+}
+
 /// Writes until the [`History`] is gone. What waits together is one write.
 fn write_all(folder: &Path, queue: &Receiver<String>) {
+    let mut missing = Missing::Made;
     let mut told = false;
     while let Ok(mut text) = queue.recv() {
         text.extend(queue.try_iter().take(QUEUE_LIMIT));
-        match append(folder, &text) {
-            Ok(()) => told = false,
+        match append(folder, &text, missing) {
+            Ok(()) => {
+                missing = Missing::Left;
+                told = false;
+            }
             Err(error) if !told => {
                 told = true;
                 warn!(%error, path = %folder.join(FILE_NAME).display(), "the history can't be written; it lacks what happens meanwhile");
@@ -139,12 +152,12 @@ fn write_all(folder: &Path, queue: &Receiver<String>) {
 }
 
 /// The file is opened each time: meanwhile another daemon may have owned the folder and begun a new one.
-fn append(folder: &Path, text: &str) -> io::Result<()> {
+fn append(folder: &Path, text: &str, missing: Missing) -> io::Result<()> {
     let path = folder.join(FILE_NAME);
     let mut file = OpenOptions::new()
         .read(true)
         .append(true)
-        .create(true)
+        .create(missing == Missing::Made)
         .mode(0o600)
         .custom_flags(no_follow())
         .open(&path)?;
@@ -156,7 +169,7 @@ fn append(folder: &Path, text: &str) -> io::Result<()> {
     if length > 0 && length + text.len() as u64 > FILE_LIMIT_BYTES {
         // It need not outlast a power failure.
         rustix::fs::rename(&path, folder.join(OLDER_NAME))?;
-        return append(folder, text);
+        return append(folder, text, Missing::Made);
     }
     file.write_all(text.as_bytes())
 }
@@ -242,7 +255,7 @@ mod tests {
         for number in 0..2500 {
             let mut event = event(number);
             event.why = Some(long.clone());
-            append(folder.path(), &event.line().unwrap()).unwrap();
+            append(folder.path(), &event.line().unwrap(), Missing::Made).unwrap();
         }
         let events = history(folder.path()).unwrap();
         assert_eq!(events.len(), KEPT);
@@ -257,9 +270,9 @@ mod tests {
     #[test]
     fn a_line_that_a_crash_has_cut_off_costs_itself_alone() {
         let folder = tempfile::tempdir().unwrap();
-        append(folder.path(), &event(1).line().unwrap()).unwrap();
-        append(folder.path(), "{\"at\":\"2026").unwrap();
-        append(folder.path(), &event(2).line().unwrap()).unwrap();
+        append(folder.path(), &event(1).line().unwrap(), Missing::Made).unwrap();
+        append(folder.path(), "{\"at\":\"2026", Missing::Made).unwrap();
+        append(folder.path(), &event(2).line().unwrap(), Missing::Made).unwrap();
         let events = history(folder.path()).unwrap();
         assert_eq!(
             events.iter().map(|it| it.generation).collect::<Vec<_>>(),
