@@ -143,6 +143,7 @@ impl Reign {
 
     fn count_inputs(&self) -> device_plugin::NodeStatusInputs {
         let resources = self.resources.clone();
+        let kubelet_dir = self.options.kubelet_dir.clone();
         device_plugin::NodeStatusInputs {
             client: self.client.clone(),
             node: self.options.node_name.clone(),
@@ -150,7 +151,11 @@ impl Reign {
             registered: self.registered.clone(),
             kubelet_count: Arc::new(move || {
                 let resources = resources.clone();
+                let kubelet_dir = kubelet_dir.clone();
                 Box::pin(async move {
+                    if usage::is_starting(&kubelet_dir).await {
+                        return Err("it has not heard of all its pods since its start".to_owned());
+                    }
                     let counted = resources.allocatable().await;
                     counted.map_err(|error| error.to_string())
                 })

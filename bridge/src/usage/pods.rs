@@ -25,6 +25,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 pub(super) use self::api::shown;
+pub use self::kubelet::is_starting;
 use self::shape::Shown;
 use super::TELL_AGAIN;
 use crate::arbiter::{self, Handle, Observation, Told};

@@ -35,6 +35,31 @@ async fn after_a_restart_of_the_kubelet_both_faces_register_and_running_pods_kee
 }
 
 #[tokio::test]
+async fn a_kubelet_that_has_not_heard_of_its_pods_since_its_start_gets_no_counted_ones() {
+    let world = World::new(4).await;
+    world.api.allow("patch", "nodes/status");
+    let world = world.started().await;
+    let counts = async |count: u32| {
+        let what = format!("the Node counts {count}");
+        until(&what, SOON, async || world.count() == Some(count)).await;
+    };
+    counts(4).await;
+    world.kubelet().stop().await;
+    counts(0).await;
+    world.kubelet().resume().await.unwrap();
+    world.kubelet().hold_sources();
+    world.has("DevicePluginRegistered").await;
+    world.kubelet().wait_for_healthy(RESOURCE, 4, SOON).await;
+    // It has the list, and would fail who comes by what its book of before says.
+    stays("nothing is counted", Duration::from_secs(1), async || {
+        world.count() == Some(0)
+    })
+    .await;
+    world.kubelet().release_sources();
+    counts(4).await;
+}
+
+#[tokio::test]
 async fn a_kubelet_that_lost_its_book_gets_another_gpu_for_an_id_that_is_in_use() {
     let world = World::running(4).await;
     world.run_counted("a", 1).await;
@@ -43,7 +68,11 @@ async fn a_kubelet_that_lost_its_book_gets_another_gpu_for_an_id_that_is_in_use(
     let id = world.ids("a").remove(0);
     let given = world.allocate(&[&id]).await.unwrap();
     assert_ne!(given, before, "never the same GPU again");
-    assert!(world.log().has("KubeletLostItsBook") || world.log().has("lost its book"));
+    // The log comes by a pipe, after the answer.
+    until("it is reported", SOON, async || {
+        world.log().has("KubeletLostItsBook") || world.log().has("lost its book")
+    })
+    .await;
     let bound = world.holds().await.into_iter();
     let bound: Vec<_> = bound.filter(|(_, phase, _, _)| phase == "Bound").collect();
     assert_eq!(bound[0].0, held[0].0, "the pod keeps its GPU");

@@ -80,7 +80,7 @@ impl World {
     }
 
     /// The count in the own Node; `None` where nobody has written one.
-    fn count(&self) -> Option<u32> {
+    pub(crate) fn count(&self) -> Option<u32> {
         let node = self.api.get("nodes", "", NODE).expect("the node is there");
         let count = node["status"]["allocatable"][RESOURCE].as_str()?;
         Some(count.parse().expect("a number"))

@@ -7,7 +7,7 @@ use std::time::Duration;
 use bridge_core::PodUid;
 use legacy_proto::pod_subset::{self, Pod};
 use legacy_proto::pods::pods_client::PodsClient;
-use legacy_proto::pods::{self, EventType, WatchPodsEvent, WatchPodsRequest};
+use legacy_proto::pods::{self, EventType, GetPodRequest, WatchPodsEvent, WatchPodsRequest};
 use prost::Message as _;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
@@ -29,6 +29,25 @@ const SYNC_LIMIT: Duration = Duration::from_secs(4);
 /// A watch is opened anew after this time: the kubelet may drop events when it is busy, and a new watch begins with
 /// all pods.
 const WATCH_TIME: Duration = Duration::from_secs(120);
+
+/// How long the kubelet may take to say that it is starting. One that hangs must not keep counted pods away.
+const STARTING_LIMIT: Duration = Duration::from_millis(300);
+
+/// Whether the kubelet has started anew and not heard from all its sources of pods yet. Until then it fails counted
+/// pods by a book that has pods which are gone (kubernetes v1.37.2, `UpdateAllocatedDevices` in
+/// `pkg/kubelet/cm/devicemanager`). One that does not say so counts as one that has heard: those before 1.37 can't.
+pub async fn is_starting(kubelet_dir: &Path) -> bool {
+    /// No pod has it: what is asked for is whether there is an answer at all.
+    const NOBODY: &str = "00000000-0000-0000-0000-000000000000";
+    let mut client = PodsClient::new(uds::channel(
+        &kubelet_dir.join(pods::DIR).join(pods::SOCKET),
+    ));
+    let asked = client.get_pod(GetPodRequest {
+        pod_uid: NOBODY.to_owned(),
+    });
+    let answer = timeout(STARTING_LIMIT, asked).await;
+    matches!(answer, Ok(Err(status)) if status.code() == Code::FailedPrecondition)
+}
 
 /// Follows until nobody listens.
 pub(super) async fn follow(kubelet_dir: &Path, node: &str, events: mpsc::Sender<Event>) {
