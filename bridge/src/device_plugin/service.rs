@@ -50,7 +50,8 @@ pub(super) struct Service {
     handle: Handle,
     list_now: ListNow,
     tell: TellContainer,
-    streams: Streams,
+    streams: Open,
+    calls: Open,
     stop: CancellationToken,
 }
 
@@ -60,11 +61,12 @@ impl std::fmt::Debug for Service {
     }
 }
 
-/// How many `ListAndWatch` streams are open. The kubelet keeps exactly one for each registration.
+/// How many of something are open: `ListAndWatch` streams, of which the kubelet keeps exactly one for each
+/// registration, or calls of a pod's admission.
 #[derive(Debug, Clone)]
-pub(super) struct Streams(Arc<watch::Sender<usize>>);
+pub(super) struct Open(Arc<watch::Sender<usize>>);
 
-impl Streams {
+impl Open {
     pub(super) fn new() -> Self {
         Self(Arc::new(watch::Sender::new(0)))
     }
@@ -73,17 +75,17 @@ impl Streams {
         self.0.subscribe()
     }
 
-    fn open(&self) -> OpenStream {
+    fn one(&self) -> OneOpen {
         self.0.send_modify(|open| *open += 1);
-        OpenStream(self.clone())
+        OneOpen(self.clone())
     }
 }
 
-/// Counts as an open stream until it is dropped, as tonic does when the kubelet goes away.
+/// Counts until it is dropped, as tonic does when the kubelet goes away.
 #[derive(Debug)]
-struct OpenStream(Streams);
+struct OneOpen(Open);
 
-impl Drop for OpenStream {
+impl Drop for OneOpen {
     fn drop(&mut self) {
         self.0.0.send_modify(|open| *open -= 1);
     }
@@ -110,7 +112,7 @@ impl Service {
         handle: Handle,
         list_now: ListNow,
         tell: TellContainer,
-        streams: Streams,
+        (streams, calls): (Open, Open),
         stop: CancellationToken,
     ) -> Self {
         let own = OWN_REASONS.into_iter().chain(Refusal::REASONS);
@@ -121,6 +123,7 @@ impl Service {
             list_now,
             tell,
             streams,
+            calls,
             stop,
         }
     }
@@ -228,7 +231,7 @@ impl DevicePlugin for Service {
             successor: self.handle.successor(),
             sent: None,
             stop: self.stop.clone(),
-            _open: self.streams.open(),
+            _open: self.streams.one(),
         };
         let stream = futures::stream::unfold(lists, |mut lists| async move {
             let devices = lists.next().await?;
@@ -241,6 +244,7 @@ impl DevicePlugin for Service {
         &self,
         request: Request<PreferredAllocationRequest>,
     ) -> Result<Response<PreferredAllocationResponse>, Status> {
+        let _call = self.calls.one();
         self.handle.announce_allocate();
         let offers = Arc::clone(&self.handle.offers().borrow());
         let containers = request.into_inner().container_requests;
@@ -264,6 +268,7 @@ impl DevicePlugin for Service {
         &self,
         request: Request<AllocateCall>,
     ) -> Result<Response<AllocateResponse>, Status> {
+        let _call = self.calls.one();
         let _open = self.handle.open_allocate();
         let _timed = self.metrics().timed(Answer::Allocate);
         let call = request.into_inner();
@@ -320,7 +325,7 @@ struct Lists {
     successor: watch::Receiver<Option<PodUid>>,
     sent: Option<Vec<Device>>,
     stop: CancellationToken,
-    _open: OpenStream,
+    _open: OneOpen,
 }
 
 impl Lists {

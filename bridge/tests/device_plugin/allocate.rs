@@ -67,7 +67,7 @@ struct Scene {
     script: Script,
     client: DevicePluginClient<Channel>,
     kubelet: Kubelet,
-    _plugin: Plugin,
+    plugin: Plugin,
     _dir: tempfile::TempDir,
 }
 
@@ -95,7 +95,7 @@ impl Scene {
             script,
             client: DevicePluginClient::new(testkit::dial::localhost(&socket)),
             kubelet,
-            _plugin: plugin,
+            plugin,
             _dir: dir,
         }
     }
@@ -466,4 +466,34 @@ async fn preferred_ids_come_from_the_tail_and_are_never_an_error() {
         devices_ids: texts(&["GPU-0"]),
     };
     scene.client.pre_start_container(request).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_call_that_is_open_when_serving_ends_is_answered_before_the_kubelet_loses_the_stream() {
+    let mut scene = Scene::new(
+        |request, _| {
+            Ok(match request.patience {
+                Patience::Waits => AllocateReply::Wait,
+                Patience::LastCall => granted(request),
+            })
+        },
+        no_listing(),
+    )
+    .await;
+    let stream = scene.client.clone().list_and_watch(Empty {}).await;
+    let mut stream = stream.unwrap().into_inner();
+    let (stop, asked) = (scene.plugin.stop.clone(), Arc::clone(&scene.script.asked));
+    // The kubelet closes the connection when its stream ends, and what is open on it fails.
+    let stream_ends = async {
+        while asked.lock().unwrap().is_empty() {
+            tokio::task::yield_now().await;
+        }
+        stop.cancel();
+        while let Ok(Some(_)) = stream.message().await {}
+    };
+    tokio::select! {
+        biased;
+        answer = scene.allocate(&["GPU-1"]) => drop(answer.unwrap()),
+        () = stream_ends => panic!("the stream has ended under the call"),
+    }
 }
