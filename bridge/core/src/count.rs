@@ -26,12 +26,7 @@ impl Pool {
     /// How many counted pods' units the admin allows.
     fn most_counted(&self) -> u32 {
         if self.settings.mode.opens(Face::Legacy) {
-            let showable = u32::try_from(self.showable(Face::Legacy)).unwrap_or(u32::MAX);
-            self.settings
-                .limits
-                .legacy
-                .unwrap_or(u32::MAX)
-                .min(showable)
+            self.settings.limits.legacy.unwrap_or(u32::MAX)
         } else {
             0
         }

@@ -9,7 +9,6 @@ use crate::id::UnitId;
 use crate::ledger::{Side, UnitKind, UnitRecord};
 use crate::pool::{Presence, Transition};
 use crate::report::Report;
-use crate::settings::Face;
 use crate::topology::Topology;
 
 /// What NVML says about the node.
@@ -37,6 +36,7 @@ impl Transition {
                 for gpu in gpus {
                     self.see(gpu);
                 }
+                // What is new was promised to nobody: it begins on the side where it belongs.
                 if !self.pool.may_move() {
                     self.rebalance(|unit| !known.contains(unit));
                 }
@@ -82,18 +82,17 @@ impl Transition {
             }
             return;
         }
-        let mut record = UnitRecord {
-            number: self.free_number(gpu.minor),
-            kind: UnitKind::Gpu,
-            capacity: NonZeroU32::MIN,
-            side: Side::Legacy,
-            gpu,
-        };
-        // What is new was promised to nobody: it begins on the side where it belongs.
-        if self.pool.settings.confines(&record) == Some(Face::Dra) {
-            record.side = Side::Dra;
-        }
-        self.pool.ledger.units.insert(unit.clone(), record);
+        let number = self.free_number(gpu.minor);
+        self.pool.ledger.units.insert(
+            unit.clone(),
+            UnitRecord {
+                number,
+                kind: UnitKind::Gpu,
+                capacity: NonZeroU32::MIN,
+                side: Side::Legacy,
+                gpu,
+            },
+        );
         self.report(Report::UnitAdded { unit });
     }
 

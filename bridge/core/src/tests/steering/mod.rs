@@ -1,6 +1,5 @@
 //! Where free units are offered: rest, splits, moves and turns.
 
-mod confine;
 mod demand;
 mod limits;
 mod modes;
@@ -59,7 +58,7 @@ pub(super) fn resting(count: u32) -> Daemon {
     resting_with(count, Settings::default())
 }
 
-pub(super) fn resting_with(count: u32, settings: Settings) -> Daemon {
+fn resting_with(count: u32, settings: Settings) -> Daemon {
     let mut daemon = obedient(count, settings);
     pass(&mut daemon, CALM);
     daemon
