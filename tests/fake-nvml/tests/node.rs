@@ -63,7 +63,7 @@ fn a_wrong_scenario_is_told_with_file_key_and_line() {
         node.yaml: gpus: two GPUs have the minor "0"
         node.yaml: gpus[0].mig: the model l40s cannot be split
         node.yaml: gpus: 65 GPUs; at most 64 are possible
-        node.yaml: topology[0]: topology: "NEAR" is no connection: write X, PIX, PXB, PHB, NODE or SYS, and NVLinks as in NV2/SYS at line 3 column 12
+        node.yaml: topology: topology: "NEAR" is no connection: write X, PIX, PXB, PHB, NODE or SYS, and NVLinks as in NV2/SYS at line 3 column 11
         node.yaml: topology: 2 rows of 2 connections are needed, as there are 2 GPUs
         node.yaml: topology: GPUs 0 and 1 are connected in one way here and in another there
         node.yaml: topology: GPU 0 has 19 NVLinks; at most 18 are possible"#]].assert_eq(&told.join("\n"));
