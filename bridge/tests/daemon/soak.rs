@@ -84,8 +84,10 @@ enum Wave {
 
 /// Waves in turn: while counted pods keep arriving, no unit may ever come over to claims.
 const WAVES: [(Wave, u64); 3] = [(Wave::Counted, 1), (Wave::Claims, 1), (Wave::Both, 1)];
-/// Steps of a wave.
-const WAVE: u64 = 50;
+/// How long a wave lasts: several times as long as units need to come over to claims, on any machine.
+const WAVE: Duration = Duration::from_secs(3);
+/// Between two steps, many of which find nothing to do.
+const PAUSE: Duration = Duration::from_millis(2);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Use {
@@ -133,6 +135,7 @@ struct Soak {
     world: World,
     dice: Dice,
     wave: Wave,
+    wave_ends: Instant,
     running: Vec<Running>,
     counts: Counts,
 }
@@ -215,6 +218,7 @@ impl Soak {
             world,
             dice: Dice::new(seed, 0),
             wave: Wave::Claims,
+            wave_ends: Instant::now() + WAVE,
             running: Vec::new(),
             counts: Counts::default(),
         }
@@ -224,11 +228,13 @@ impl Soak {
         let end = Instant::now() + length;
         while Instant::now() < end {
             self.counts.steps += 1;
-            if self.counts.steps.is_multiple_of(WAVE) {
+            if Instant::now() >= self.wave_ends {
                 self.wave = self.dice.weighted(&WAVES);
+                self.wave_ends = Instant::now() + WAVE;
             }
             let step = self.dice.weighted(&STEPS);
             self.step(step).await;
+            tokio::time::sleep(PAUSE).await;
         }
     }
 
@@ -473,6 +479,8 @@ impl Soak {
                     self.world.state_dir(),
                     &[
                         "config.last-good.yaml",
+                        "history.jsonl",
+                        "history.older.jsonl",
                         "ledger.json",
                         "lock",
                         "unprepared.json",
