@@ -17,6 +17,8 @@ const AWAY: Duration = Duration::from_secs(60);
 /// By then the daemon has noticed that something is gone, or is back: a watch that broke is not taken for lost at once,
 /// and a right is looked for again after 5 s, then 10 s.
 const NOTICED: Duration = Duration::from_secs(20);
+/// From the last pod's end until a unit sets out: a turn in which nobody takes anything lasts up to 30 s.
+const AGAIN: Duration = Duration::from_secs(90);
 /// For so long nothing may move while the right is missing.
 const STILL: Duration = Duration::from_secs(5);
 
@@ -97,6 +99,17 @@ impl World {
         .await;
     }
 
+    /// Waits until units are free to move again: by turns where both kinds have come in bursts or lost a race, at rest
+    /// otherwise.
+    async fn wait_free_to_move(&self) {
+        self.wait_for("units move again, or rest", AGAIN, async |world: &Self| {
+            let sides = world.sides().await;
+            let is_moving = sides.iter().any(|side| ON_THE_WAY.contains(&side.as_str()));
+            is_moving || world.at_rest().await == sides.len()
+        })
+        .await;
+    }
+
     /// What `gpu-bridge status` prints.
     fn printed_status(&self) -> String {
         let printed = Command::new(env!("CARGO_BIN_EXE_gpu-bridge"))
@@ -164,7 +177,7 @@ async fn while_the_api_server_is_away_for_a_minute_nothing_moves_and_afterwards_
     world.wait_told("NodeCountTended", true, false).await;
     // Whoever waits is bound at once, and the kubelet hears of it up to a minute later.
     arrivals.end("API server away", &world).await;
-    world.wait_at_rest(8).await;
+    world.wait_free_to_move().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -203,5 +216,5 @@ async fn without_the_right_to_change_the_count_nothing_is_on_its_way_and_the_nod
     world.wait_told("NodeCountTended", true, false).await;
     a_while().await;
     arrivals.end("right withdrawn", &world).await;
-    world.wait_at_rest(8).await;
+    world.wait_free_to_move().await;
 }
