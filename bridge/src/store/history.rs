@@ -1,11 +1,12 @@
 //! What has happened, for people: a line for each change of a hold and each refusal, kept over restarts.
 //!
-//! Nothing is decided by it, and nobody waits for it: a line goes to a thread of its own, and is lost if that thread is
+//! Nothing is decided by it, and nobody waits for it: an event goes to a thread of its own, and is lost if that thread is
 //! behind or the disk says no. A daemon that is killed loses the lines of that moment.
 
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write as _};
+use std::iter;
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
@@ -28,7 +29,7 @@ pub const KEPT: usize = 1000;
 const LINE_LIMIT_BYTES: usize = 1024;
 /// When a new file is begun: a full one has [`KEPT`] lines at least.
 const FILE_LIMIT_BYTES: u64 = LINE_LIMIT_BYTES as u64 * KEPT as u64;
-/// Lines that may wait for the disk: more than one batch of calls can make.
+/// Events that may wait for the disk: more than one batch of calls can make.
 const QUEUE_LIMIT: usize = 1024;
 
 /// Something that has happened. Fields are added, never renamed.
@@ -92,30 +93,32 @@ impl Event {
 /// The way to the file.
 #[derive(Debug)]
 pub(super) struct History {
-    lines: Option<SyncSender<String>>,
+    events: Option<SyncSender<Event>>,
 }
 
 impl History {
     /// The history in a state folder. Where no thread can be had there is none.
     pub(super) fn new(folder: &Path) -> Self {
-        let (lines, queue) = sync_channel(QUEUE_LIMIT);
+        let (events, queue) = sync_channel(QUEUE_LIMIT);
         let folder = folder.to_owned();
         let thread = std::thread::Builder::new().name("history".to_owned());
         match thread.spawn(move || write_all(&folder, &queue)) {
-            Ok(_) => Self { lines: Some(lines) },
+            Ok(_) => Self {
+                events: Some(events),
+            },
             Err(error) => {
                 warn!(%error, "no history is kept, because its thread can't be started");
-                Self { lines: None }
+                Self { events: None }
             }
         }
     }
 
-    /// Adds a line, or drops it. Never waits.
+    /// Adds an event, or drops it. Never waits.
     pub(super) fn add(&self, event: Event) {
-        let (Some(lines), Some(line)) = (&self.lines, event.line()) else {
+        let Some(events) = &self.events else {
             return;
         };
-        match lines.try_send(line) {
+        match events.try_send(event) {
             // The ledger has what counts.
             Ok(()) | Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => {}
         }
@@ -132,11 +135,12 @@ enum Missing {
 }
 
 /// Writes until the [`History`] is gone. What waits together is one write.
-fn write_all(folder: &Path, queue: &Receiver<String>) {
+fn write_all(folder: &Path, queue: &Receiver<Event>) {
     let mut missing = Missing::Made;
     let mut told = false;
-    while let Ok(mut text) = queue.recv() {
-        text.extend(queue.try_iter().take(QUEUE_LIMIT));
+    while let Ok(first) = queue.recv() {
+        let events = iter::once(first).chain(queue.try_iter().take(QUEUE_LIMIT));
+        let text: String = events.filter_map(Event::line).collect();
         match append(folder, &text, missing) {
             Ok(()) => {
                 missing = Missing::Left;
