@@ -100,6 +100,20 @@ impl Scene {
         }
     }
 
+    /// The same where every unit is busy until the last call.
+    async fn busy() -> Self {
+        Self::new(
+            |request, _| {
+                Ok(match request.patience {
+                    Patience::Waits => AllocateReply::Wait,
+                    Patience::LastCall => granted(request),
+                })
+            },
+            no_listing(),
+        )
+        .await
+    }
+
     async fn allocate(&mut self, ids: &[&str]) -> Result<AllocateResponse, Status> {
         let request = AllocateRequest {
             container_requests: vec![ContainerAllocateRequest {
@@ -327,16 +341,7 @@ async fn a_unit_that_becomes_free_in_time_is_waited_for() {
 
 #[tokio::test]
 async fn after_a_second_of_waiting_it_is_asked_a_last_time() {
-    let mut scene = Scene::new(
-        |request, _| {
-            Ok(match request.patience {
-                Patience::Waits => AllocateReply::Wait,
-                Patience::LastCall => granted(request),
-            })
-        },
-        no_listing(),
-    )
-    .await;
+    let mut scene = Scene::busy().await;
     let since = Instant::now();
     scene.allocate(&["GPU-1"]).await.unwrap();
     assert!(since.elapsed() >= Duration::from_secs(1));
@@ -470,16 +475,7 @@ async fn preferred_ids_come_from_the_tail_and_are_never_an_error() {
 
 #[tokio::test]
 async fn a_call_that_is_open_when_serving_ends_is_answered_before_the_kubelet_loses_the_stream() {
-    let mut scene = Scene::new(
-        |request, _| {
-            Ok(match request.patience {
-                Patience::Waits => AllocateReply::Wait,
-                Patience::LastCall => granted(request),
-            })
-        },
-        no_listing(),
-    )
-    .await;
+    let mut scene = Scene::busy().await;
     let stream = scene.client.clone().list_and_watch(Empty {}).await;
     let mut stream = stream.unwrap().into_inner();
     let (stop, asked) = (scene.plugin.stop.clone(), Arc::clone(&scene.script.asked));
