@@ -79,11 +79,8 @@ impl Arrivals {
         }
     }
 
-    /// Notes that so many new pods came for units.
+    /// Notes that so many new pods, one at least, came for units.
     pub(crate) fn note_new(&mut self, face: Face, pods: usize, now: Duration) {
-        if pods == 0 {
-            return;
-        }
         self.note(face, now);
         if now.saturating_sub(self.crowd.last) > CONTEST_WITHIN {
             self.crowd = Crowd::default();
