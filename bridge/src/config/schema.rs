@@ -141,7 +141,7 @@ struct Reader<'a> {
 type TakePart = fn(&mut Config, &str, &Value) -> Result<(), String>;
 
 /// Every key with a value of its own, those of the parts after the others.
-fn all_keys() -> impl Iterator<Item = &'static str> {
+pub(super) fn all_keys() -> impl Iterator<Item = &'static str> {
     let parts = PARTS.iter().flat_map(|(keys, _)| keys.iter());
     KEYS.iter().chain(parts).copied()
 }

@@ -40,6 +40,31 @@ fn a_file_that_chooses_nothing_means_the_defaults() {
     assert_eq!(Config::default().settings.mode, Mode::Both);
 }
 
+/// The keys with a value of their own in this part of a JSON schema.
+fn keys_in(schema: &serde_json::Value, above: &str) -> Vec<String> {
+    let Some(properties) = schema["properties"].as_object() else {
+        return vec![above.to_owned()];
+    };
+    let dot = if above.is_empty() { "" } else { "." };
+    let inner = properties
+        .iter()
+        .flat_map(|(name, part)| keys_in(part, &format!("{above}{dot}{name}")));
+    inner.collect()
+}
+
+#[test]
+fn the_charts_schema_takes_every_key_and_no_other() {
+    let schema = include_str!("../../../manifests/chart/gpu-bridge/values.schema.json");
+    let schema: serde_json::Value = serde_json::from_str(schema).unwrap();
+    let mut taken = keys_in(&schema["properties"]["config"], "");
+    // The chart writes it by itself.
+    taken.push("apiVersion".to_owned());
+    taken.sort();
+    let mut keys: Vec<&str> = schema::all_keys().collect();
+    keys.sort_unstable();
+    assert_eq!(taken, keys);
+}
+
 #[test]
 fn every_key_is_taken() {
     let config = good(
