@@ -56,7 +56,7 @@ pub use self::client::Wrong as WrongKubeconfig;
 use self::client::client;
 pub use self::doctor::{Advice, Finding, Level, examine};
 pub use self::preview::{Foresight, Preview, preview};
-pub use self::rights::{DEMAND_RIGHTS, RIGHTS, Right};
+pub use self::rights::{DEMAND_RIGHTS, RIGHTS, Right, WATCH_OF_CLAIMS};
 
 /// How often the processes are looked at for strangers on free units.
 const STRANGER_PERIOD: Duration = Duration::from_secs(5);

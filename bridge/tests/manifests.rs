@@ -13,7 +13,7 @@ use clap::{CommandFactory as _, Parser as _};
 use gpu_bridge::admin::{HEALTHZ, METRICS, READYZ, STATUS};
 use gpu_bridge::cli::{Cli, Command, RunOptions};
 use gpu_bridge::config::Config;
-use gpu_bridge::daemon::{DEMAND_RIGHTS, RIGHTS, Right};
+use gpu_bridge::daemon::{DEMAND_RIGHTS, RIGHTS, Right, WATCH_OF_CLAIMS};
 use gpu_bridge::dra::DRIVER;
 use k8s_openapi::api::admissionregistration::v1::{
     ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
@@ -343,9 +343,8 @@ fn the_daemon_may_do_what_it_does_and_nothing_else() {
 fn where_claims_are_noticed_at_bind_they_are_read_by_name_alone() {
     let folder = manifests().join("components/notice-bind");
     let mut left = rights(&RIGHTS);
-    for verb in ["list", "watch"] {
-        let right = ("resource.k8s.io", "resourceclaims", verb);
-        assert!(left.remove(&(right.0.to_owned(), right.1.to_owned(), right.2.to_owned())));
+    for right in rights(&[WATCH_OF_CLAIMS]) {
+        assert!(left.remove(&right));
     }
     assert_eq!(rights_in(&folder.join("rbac.yaml")), left);
     let component = folder.join("kustomization.yaml");

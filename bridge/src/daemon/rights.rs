@@ -27,6 +27,9 @@ pub const RIGHTS: [Right; 6] = [
     ("events.k8s.io", "events", &["create", "patch"]),
 ];
 
+/// What of [`RIGHTS`] it does without with `offers.notice: bind`.
+pub const WATCH_OF_CLAIMS: Right = ("resource.k8s.io", "resourceclaims", &["list", "watch"]);
+
 /// What it asks for besides with `offers.demand: watch`: usage::pending.
 pub const DEMAND_RIGHTS: [Right; 4] = [
     ("", "pods", &["list", "watch"]),

@@ -121,3 +121,29 @@ async fn each_thing_that_is_missing_is_named_with_why_and_what_to_do() {
     assert_eq!(code, Some(1));
     assert!(flat(&page).contains("problem API server"), "{page}");
 }
+
+#[tokio::test]
+async fn rights_are_judged_by_what_the_configuration_needs() {
+    let mut world = World::new(2).await;
+    world.start_kubelet().await;
+    furnish(&world);
+    for verb in ["list", "watch"] {
+        world.api.forbid(verb, "resourceclaims");
+    }
+    world.api.forbid("watch", "deviceclasses");
+    world.configure("offers: {notice: bind}\n");
+    let (code, page) = examine(&mut world).await;
+    assert_eq!(code, Some(0), "{page}");
+    let told = flat(&page);
+    let file = "verbs of manifests/components/notice-bind/rbac.yaml";
+    assert!(told.contains(file), "{page}");
+    assert!(!told.contains("is missing"), "{page}");
+
+    world.configure("offers: {notice: bind, demand: watch}\n");
+    let (code, page) = examine(&mut world).await;
+    assert_eq!(code, Some(0), "{page}");
+    let told = flat(&page);
+    let lacks = "warning rights watch deviceclasses is missing why: offers.demand is watch";
+    assert!(told.contains(lacks), "{page}");
+    assert_eq!(told.matches("is missing").count(), 1, "{page}");
+}

@@ -6,6 +6,8 @@ use std::fmt::Display;
 use std::future::Future;
 use std::time::Duration;
 
+use bridge_core::Face;
+use futures::future::join_all;
 use k8s_openapi::api::authorization::v1::{
     ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec,
 };
@@ -14,11 +16,11 @@ use k8s_openapi::api::resource::v1::DeviceClass;
 use kube::api::{Api, ListParams, PostParams};
 use tokio::time::timeout;
 
-use super::Finding;
+use super::{Finding, Level};
 use crate::cli::RunOptions;
-use crate::config::Demand;
+use crate::config::{Demand, Notice};
 use crate::daemon::client;
-use crate::daemon::rights::{DEMAND_RIGHTS, RIGHTS, Right};
+use crate::daemon::rights::{DEMAND_RIGHTS, RIGHTS, Right, WATCH_OF_CLAIMS};
 
 /// How long the API server may take for one answer.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -30,9 +32,7 @@ const DRA_KINDS: [&str; 3] = ["deviceclasses", "resourceclaims", "resourceslices
 const TAINTS_SINCE: u32 = 36;
 /// The first version that serves [`DRA_API`].
 const DRA_SINCE: u32 = 34;
-/// The resource of counted pods.
-const RESOURCE: &str = "nvidia.com/gpu";
-/// The class that claims name.
+/// The class that claims name, after the driver.
 const CLASS: &str = "gpu.nvidia.com";
 
 pub(super) async fn examine(options: &RunOptions) -> Vec<Finding> {
@@ -115,12 +115,8 @@ async fn dra_api(client: &kube::Client) -> Finding {
             Finding::problem("DRA API", what, why, to_do)
         }
         Ok(list) => {
-            let served = |kind: &&&str| list.resources.iter().any(|it| it.name == **kind);
-            let missing: Vec<&str> = DRA_KINDS
-                .iter()
-                .filter(|kind| !served(kind))
-                .copied()
-                .collect();
+            let mut missing = DRA_KINDS.to_vec();
+            missing.retain(|kind| list.resources.iter().all(|it| it.name != *kind));
             if missing.is_empty() {
                 return Finding::ok("DRA API", format!("{DRA_API} is served"));
             }
@@ -132,52 +128,71 @@ async fn dra_api(client: &kube::Client) -> Finding {
 
 // --- Rights ---
 
+/// A right to do one thing: group, resource (with its subresource), verb.
+type Verb = (&'static str, &'static str, &'static str);
+
 async fn rights(client: &kube::Client, options: &RunOptions) -> Vec<Finding> {
+    let config = options.config.as_ref();
+    // What is wrong with the file is told elsewhere; the daemon goes by its last good one then, or by the defaults.
+    let config = config.and_then(|path| crate::config::load(path).ok());
+    let config = config.unwrap_or_default();
+    let mut wanted = verbs(&RIGHTS);
+    let mut file = "manifests/base/rbac.yaml";
+    if config.notice == Notice::Bind {
+        let spared = verbs(&[WATCH_OF_CLAIMS]);
+        wanted.retain(|verb| !spared.contains(verb));
+        file = "manifests/components/notice-bind/rbac.yaml";
+    }
     let why = "the daemon asks for it: SECURITY.md says what for";
-    let to_do = "apply manifests/base/rbac.yaml anew; ask with the daemon's own token, as `kubectl exec` into its pod does";
-    let mut found = missing(client, &RIGHTS).await;
-    let mut findings = match found.as_slice() {
-        [] => vec![Finding::ok(
-            "rights",
-            format!("all {} verbs of manifests/base/rbac.yaml", verbs(&RIGHTS)),
-        )],
-        _ => found
-            .drain(..)
-            .map(|what| Finding::problem("rights", what, why, to_do))
-            .collect(),
-    };
-    let config = options
-        .config
-        .as_ref()
-        .and_then(|path| crate::config::load(path).ok());
-    if config.is_some_and(|config| config.demand == Demand::Watch) {
+    let to_do = format!(
+        "apply {file} anew; ask with the daemon's own token, as `kubectl exec` into its pod does"
+    );
+    let problem = |what| Finding::problem("rights", what, why, &to_do);
+    let mut found = lacking(client, &wanted, problem).await;
+    if found.is_empty() {
+        let what = format!("all {} verbs of {file}", wanted.len());
+        found.push(Finding::ok("rights", what));
+    }
+    if config.demand == Demand::Watch {
         let why = "offers.demand is watch: without it turns decide where free GPUs are";
         let to_do = "apply manifests/components/demand: migration-guide/pods-that-wait.md";
-        let missing = missing(client, &DEMAND_RIGHTS).await.into_iter();
-        findings.extend(missing.map(|what| Finding::warning("rights", what, why, to_do)));
+        let mut besides = verbs(&DEMAND_RIGHTS);
+        besides.retain(|verb| !wanted.contains(verb));
+        let warning = |what| Finding::warning("rights", what, why, to_do);
+        found.extend(lacking(client, &besides, warning).await);
     }
-    findings
+    found
 }
 
-fn verbs(rights: &[Right]) -> usize {
-    rights.iter().map(|(_, _, verbs)| verbs.len()).sum()
+fn verbs(rights: &[Right]) -> Vec<Verb> {
+    let each = |(group, resource, verbs): &Right| {
+        let (group, resource) = (*group, *resource);
+        verbs.iter().map(move |verb| (group, resource, *verb))
+    };
+    rights.iter().flat_map(each).collect()
 }
 
-/// What of these rights the caller does not have, in words.
-async fn missing(client: &kube::Client, rights: &[Right]) -> Vec<String> {
+/// What of these rights the caller does not have, and what is not known. They are asked for all at once: one that hangs
+/// takes as long as all.
+async fn lacking(
+    client: &kube::Client,
+    wanted: &[Verb],
+    finding: impl Fn(String) -> Finding,
+) -> Vec<Finding> {
     let reviews: Api<SelfSubjectAccessReview> = Api::all(client.clone());
-    let mut missing = Vec::new();
-    for (group, resource, verbs) in rights {
-        for verb in *verbs {
-            let review = review(group, resource, verb);
-            match asked(reviews.create(&PostParams::default(), &review)).await {
-                Ok(answer) if answer.status.as_ref().is_some_and(|it| it.allowed) => {}
-                Ok(_) => missing.push(format!("{verb} {resource} is missing")),
-                Err(why) => missing.push(format!("whether {verb} {resource} is there: {why}")),
-            }
+    let ask = async |(group, resource, verb): &Verb| {
+        let review = review(group, resource, verb);
+        match asked(reviews.create(&PostParams::default(), &review)).await {
+            Ok(answer) if answer.status.as_ref().is_some_and(|it| it.allowed) => None,
+            Ok(_) => Some(finding(format!("{verb} {resource} is missing"))),
+            Err(why) => Some(Finding {
+                level: Level::Warning,
+                ..finding(format!("whether {verb} {resource} is there: {why}"))
+            }),
         }
-    }
-    missing
+    };
+    let answers = join_all(wanted.iter().map(ask)).await;
+    answers.into_iter().flatten().collect()
 }
 
 fn review(group: &str, resource: &str, verb: &str) -> SelfSubjectAccessReview {
@@ -259,16 +274,17 @@ async fn classes(client: &kube::Client) -> Vec<Finding> {
             )];
         }
     };
+    let resource = Face::Legacy.served_name();
     let name = |class: &DeviceClass| class.metadata.name.clone().unwrap_or_default();
     let mapping = classes.iter().filter(|class| {
         let spec = class.spec.as_ref();
-        spec.and_then(|spec| spec.extended_resource_name.as_deref()) == Some(RESOURCE)
+        spec.and_then(|spec| spec.extended_resource_name.as_deref()) == Some(resource)
     });
     let mut found: Vec<Finding> = mapping
         .map(|class| {
             Finding::problem(
                 "DeviceClasses",
-                format!("{} has extendedResourceName: {RESOURCE}", name(class)),
+                format!("{} has extendedResourceName: {resource}", name(class)),
                 "the scheduler turns counted pods into claims on every node whose count is 0",
                 "take that field away, unless every node is in mode dra: migration-guide/install.md",
             )
@@ -278,7 +294,7 @@ async fn classes(client: &kube::Client) -> Vec<Finding> {
         if found.is_empty() {
             found.push(Finding::ok(
                 "DeviceClasses",
-                format!("{CLASS} is there, and none maps {RESOURCE}"),
+                format!("{CLASS} is there, and none maps {resource}"),
             ));
         }
     } else {
@@ -294,7 +310,6 @@ async fn classes(client: &kube::Client) -> Vec<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Level;
     use super::*;
 
     #[test]

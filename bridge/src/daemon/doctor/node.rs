@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use bridge_core::Face;
 use bridge_nvml::Snapshot;
+use dra_proto::registration;
+use legacy_proto::{deviceplugin, podresources};
 use rustix::fs::{Access, access};
 use tokio::time::timeout;
 
@@ -59,9 +61,13 @@ fn config(options: &RunOptions) -> Finding {
 
 // --- Folders and sockets ---
 
+/// Where plugins show themselves to the kubelet.
+fn registry(options: &RunOptions) -> PathBuf {
+    options.kubelet_dir.join(registration::DIR)
+}
+
 fn folders(options: &RunOptions) -> Vec<Finding> {
-    let registry = options.kubelet_dir.join("plugins_registry");
-    [
+    let theirs = [
         (
             "kubelet",
             &options.kubelet_dir,
@@ -78,65 +84,59 @@ fn folders(options: &RunOptions) -> Vec<Finding> {
         ),
         (
             "registry",
-            &registry,
+            &registry(options),
             Access::WRITE_OK,
             "the kubelet finds the DRA driver by a socket in it",
             "give the kubelet's --root-dir as --kubelet-dir, and make plugins_registry in it writable",
         ),
+    ];
+    let ours = [
         (
             "CDI files",
             &options.cdi_dir,
-            Access::WRITE_OK,
             "a container gets the device files of its GPUs by a file in it",
             "make the folder, give it as --cdi-dir, and let the container runtime read it: cdi_spec_dirs of containerd",
         ),
         (
             "state",
             &options.state_dir,
-            Access::WRITE_OK,
             "the ledger is kept in it, and nothing is given out that is not saved",
             "make --state-dir writable for root, on a disk that outlasts a reboot",
         ),
-    ]
-    .map(|(about, path, wanted, why, to_do)| folder(about, path, wanted, why, to_do))
-    .into()
+    ];
+    let theirs = theirs.map(
+        |(about, path, wanted, why, to_do)| match usable(path, wanted) {
+            Ok(()) => Finding::ok(about, path.display().to_string()),
+            Err(what) => Finding::problem(about, what, why, to_do),
+        },
+    );
+    let ours = ours.map(|(about, path, why, to_do)| {
+        // The daemon makes it, with what is missing above it.
+        let there = path.ancestors().find(|it| it.exists()).unwrap_or(path);
+        match usable(there, Access::WRITE_OK) {
+            Ok(()) if there == path => Finding::ok(about, path.display().to_string()),
+            Ok(()) => {
+                let what = format!("{} is made by the first start", path.display());
+                Finding::ok(about, what)
+            }
+            Err(what) => Finding::problem(about, what, why, to_do),
+        }
+    });
+    theirs.into_iter().chain(ours).collect()
 }
 
-fn folder(
-    about: &'static str,
-    path: &Path,
-    wanted: Access,
-    why: &'static str,
-    to_do: &'static str,
-) -> Finding {
-    // The daemon makes its own folders where the one above lets it.
-    let is_ours = matches!(about, "state" | "CDI files");
-    let looked_at = match path.parent() {
-        Some(parent) if is_ours && !path.exists() => parent,
-        Some(_) | None => path,
-    };
-    if !looked_at.is_dir() {
-        let what = format!("there is no folder {}", looked_at.display());
-        return Finding::problem(about, what, why, to_do);
+/// Whether it is a folder with this access, or what is wrong with it.
+fn usable(folder: &Path, wanted: Access) -> Result<(), String> {
+    if !folder.is_dir() {
+        return Err(format!("there is no folder {}", folder.display()));
     }
-    match access(looked_at, wanted) {
-        Err(errno) => {
-            let what = format!("{} can't be used: {errno}", looked_at.display());
-            Finding::problem(about, what, why, to_do)
-        }
-        Ok(()) if looked_at == path => Finding::ok(about, path.display().to_string()),
-        Ok(()) => Finding::ok(
-            about,
-            format!("{} is made by the first start", path.display()),
-        ),
-    }
+    access(folder, wanted).map_err(|errno| format!("{} can't be used: {errno}", folder.display()))
 }
 
 fn kubelet_sockets(options: &RunOptions) -> Vec<Finding> {
-    let plugins = options
-        .device_plugin_dir
-        .join(legacy_proto::deviceplugin::KUBELET_SOCKET);
-    let resources = options.kubelet_dir.join("pod-resources/kubelet.sock");
+    let plugins = options.device_plugin_dir.join(deviceplugin::KUBELET_SOCKET);
+    let resources = options.kubelet_dir.join(podresources::DIR);
+    let resources = resources.join(podresources::SOCKET);
     [
         (
             "registration",
@@ -165,7 +165,7 @@ fn kubelet_sockets(options: &RunOptions) -> Vec<Finding> {
 fn old_sockets(options: &RunOptions) -> Finding {
     let folders = [
         options.device_plugin_dir.clone(),
-        options.kubelet_dir.join("plugins_registry"),
+        registry(options),
         options.state_dir.clone(),
     ];
     let mut old: Vec<PathBuf> = folders
@@ -337,20 +337,16 @@ fn daemon(options: &RunOptions, daemon: &Result<StatusPage, ClientError>) -> Vec
 
 /// Other daemons that serve our names. One that runs already has looked for longer than this can.
 async fn others(options: &RunOptions, page: Option<&StatusPage>) -> Vec<Finding> {
-    let registry = options.kubelet_dir.join("plugins_registry");
-    let seen = rivals::look_once(&options.device_plugin_dir, &registry).await;
+    let seen = rivals::look_once(&options.device_plugin_dir, &registry(options)).await;
     let seen = seen
         .into_iter()
         .map(|(face, path)| (face.served_name().to_owned(), path.display().to_string()));
     let told = page.into_iter().flat_map(|page| &page.rivals);
     let told = told.map(|rival| {
-        let face = [Face::Legacy, Face::Dra].into_iter();
-        let mut face = face.filter(|face| face.as_str() == rival.face);
-        let name = face.next().map(|face| face.served_name().to_owned());
-        (
-            name.unwrap_or_else(|| rival.face.clone()),
-            rival.place.clone(),
-        )
+        let mut faces = [Face::Legacy, Face::Dra].into_iter();
+        let face = faces.find(|face| face.as_str() == rival.face);
+        let name = face.map_or_else(|| rival.face.clone(), |face| face.served_name().to_owned());
+        (name, rival.place.clone())
     });
     let mut all: Vec<(String, String)> = seen.chain(told).collect();
     all.sort();
