@@ -27,31 +27,49 @@ pub struct Chapter {
     pub title: &'static str,
     /// The promise of the README that it proves, in the README's words.
     pub promise: &'static str,
+    scene: Scene,
+}
+
+/// What a chapter does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Scene {
+    Start,
+    Arrivals,
+    Race,
+    Kill,
+    Switch,
+    Ends,
 }
 
 /// All of them, in order.
 const CHAPTERS: [Chapter; 6] = [
     Chapter {
+        scene: Scene::Start,
         title: "One daemon serves 8 GPUs, and each scheduler sees all of them",
         promise: "Both kinds draw from all GPUs.",
     },
     Chapter {
+        scene: Scene::Arrivals,
         title: "Counted pods and claims arrive",
         promise: "A GPU has one holder.",
     },
     Chapter {
+        scene: Scene::Race,
         title: "A race: a claim is allocated to the GPU of a counted pod",
         promise: "A refusal can be understood.",
     },
     Chapter {
+        scene: Scene::Kill,
         title: "kill -9 of the daemon, and a new start",
         promise: "Nothing is said before it is saved.",
     },
     Chapter {
+        scene: Scene::Switch,
         title: "The mode becomes `dra` by an edit of the configuration file",
         promise: "A running pod is never touched.",
     },
     Chapter {
+        scene: Scene::Ends,
         title: "Pods end, and their GPUs are for others",
         promise: "A GPU changes hands only when it is free.",
     },
@@ -96,47 +114,25 @@ struct Story<'out> {
 
 impl Story<'_> {
     async fn tell(&mut self) -> anyhow::Result<()> {
-        self.open()?;
-        let seen = self.start().await?;
-        self.close(seen)?;
-        self.open()?;
-        let seen = self.arrivals().await?;
-        self.close(seen)?;
-        self.open()?;
-        let seen = self.race().await?;
-        self.close(seen)?;
-        self.open()?;
-        let seen = self.kill().await?;
-        self.close(seen)?;
-        self.open()?;
-        let seen = self.switch().await?;
-        self.close(seen)?;
-        self.open()?;
-        let seen = self.ends().await?;
-        self.close(seen)
+        for (number, chapter) in (1..).zip(CHAPTERS) {
+            self.say(&format!("\n{number}/{} {}", CHAPTERS.len(), chapter.title))?;
+            let seen = match chapter.scene {
+                Scene::Start => self.start().await?,
+                Scene::Arrivals => self.arrivals().await?,
+                Scene::Race => self.race().await?,
+                Scene::Kill => self.kill().await?,
+                Scene::Switch => self.switch().await?,
+                Scene::Ends => self.ends().await?,
+            };
+            self.say(&format!("  => {seen}"))?;
+            self.shown.push(Shown { chapter, seen });
+        }
+        Ok(())
     }
 
     fn say(&mut self, line: &str) -> anyhow::Result<()> {
         writeln!(self.out, "{line}")?;
         Ok(self.out.flush()?)
-    }
-
-    /// The heading of the chapter that comes.
-    fn open(&mut self) -> anyhow::Result<()> {
-        let number = self.shown.len();
-        let chapter = CHAPTERS.get(number).context("a chapter that is told")?;
-        let heading = format!("\n{}/{} {}", number + 1, CHAPTERS.len(), chapter.title);
-        self.say(&heading)
-    }
-
-    /// Its end: what was seen.
-    fn close(&mut self, seen: String) -> anyhow::Result<()> {
-        let chapter = *CHAPTERS
-            .get(self.shown.len())
-            .context("a chapter that was told")?;
-        self.say(&format!("  => {seen}"))?;
-        self.shown.push(Shown { chapter, seen });
-        Ok(())
     }
 
     /// What `gpu-bridge status` says now.
