@@ -6,11 +6,9 @@ use clap::Args;
 
 use super::paint::{Colours, Paint};
 use super::run::{Mistakes, RunArgs};
-use super::table::wrap;
+use super::table::{LINE, wrap};
 use crate::daemon::{self, Finding, Level};
 
-/// The longest line.
-const LINE: usize = 100;
 /// Where it is told what a finding is about: behind the longest level.
 const LEVEL: usize = 9;
 /// Where the text of a finding begins: behind its level and what it is about.

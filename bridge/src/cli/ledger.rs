@@ -8,12 +8,9 @@ use clap::{Args, Subcommand, ValueEnum};
 use super::overview::{holder, seconds};
 use super::rebuild::RebuildArgs;
 use super::socket::{SocketArgs, StateArgs};
-use super::table::{Table, wrap};
+use super::table::{LINE, Table, wrap};
 use crate::admin::{self, HoldPage, ReleaseRequest};
 use crate::store::{self, Event, Inspected, inspect};
-
-/// The longest line of a sentence.
-const LINE: usize = 100;
 
 /// The verbs of `ledger`.
 #[derive(Debug, Clone, Args)]

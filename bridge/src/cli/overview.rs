@@ -1,11 +1,9 @@
 //! The status page as a person reads it.
 
 use super::paint::{Colours, Paint};
-use super::table::{Table, cut, wrap};
+use super::table::{LINE, Table, cut, wrap};
 use crate::admin::{ConditionPage, HoldPage, HolderPage, StatusPage, UnitPage};
 
-/// The longest line of a narrow table: a terminal of usual width, and a ticket.
-const LINE: usize = 100;
 /// The least that a UUID is cut to: `GPU-` and eight digits, as long as that tells the units apart.
 const SHORT_UUID: usize = 12;
 /// Columns of the narrow table that may be cut, and down to which width: holder, product.
@@ -144,12 +142,12 @@ fn rows(unit: &UnitPage) -> Vec<Row<'_>> {
             hold: None,
         }];
     }
-    let row = |hold| Row {
-        state: HoldPage::clone(hold).phase,
+    let rows = unit.holds.iter().map(|hold| Row {
+        state: hold.phase.clone(),
         face: hold.face.clone().unwrap_or_else(none),
         hold: Some(hold),
-    };
-    unit.holds.iter().map(row).collect()
+    });
+    rows.collect()
 }
 
 /// What NVML says of it.

@@ -4,6 +4,8 @@ use std::fmt;
 
 use super::paint::Paint;
 
+/// The longest line of what is for people: a terminal of usual width, and a ticket.
+pub(super) const LINE: usize = 100;
 /// Spaces between two columns.
 const GAP: usize = 2;
 /// Stands for what was cut out.
