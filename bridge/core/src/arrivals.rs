@@ -14,9 +14,10 @@ const CONTEST_LASTS: Duration = Duration::from_secs(10);
 /// few units are free, which is where somebody is likely to wait. Turns serve both kinds meanwhile.
 const LONGER_QUIET: u32 = 8;
 /// So many new pods of each kind, none later than [`CONTEST_WITHIN`] after the one before, are the bursts of two
-/// controllers, which come again.
-const CROWD: u32 = 4;
-/// For so long nothing rests after them. All of them are on their way before a taint or a count can follow, so what
+/// controllers, which come again. Few, since only those are seen that got a unit: of a burst of six and six on eight
+/// units it may be six of one kind and two of the other.
+const CROWD: u32 = 2;
+/// For so long nothing rests after them, and after each contest within this time. All of them are on their way before a taint or a count can follow, so what
 /// rests when they come again is a race that one in twenty of their claims has lost.
 const APART_AFTER_CROWD: Duration = Duration::from_secs(60);
 /// For so long nothing rests after a lost race: the rest is a bet that pods of both kinds do not come within the time
@@ -37,7 +38,7 @@ pub(crate) struct Arrivals {
     contested: Option<Duration>,
     /// Those who have come without a break.
     crowd: Crowd,
-    /// When there was a crowd of both kinds last.
+    /// When there was a crowd of both kinds last, or a contest while the sides were apart for one.
     crowded: Option<Duration>,
     /// The kind of the first arrival since the last [`take`](Self::take).
     first: Option<Face>,
@@ -76,6 +77,10 @@ impl Arrivals {
         };
         if other.is_some_and(|other| now.saturating_sub(other) <= CONTEST_WITHIN) {
             self.contested = Some(now);
+            // While the sides are apart fewer than a crowd can be bound: the next burst shows itself so.
+            if self.is_apart(now) {
+                self.crowded = Some(now);
+            }
         }
     }
 
@@ -95,6 +100,12 @@ impl Arrivals {
         if self.crowd.counted.min(self.crowd.claimed) == CROWD {
             self.crowded = Some(now);
         }
+    }
+
+    /// Whether there was a crowd so lately that nothing rests.
+    fn is_apart(&self, now: Duration) -> bool {
+        self.crowded
+            .is_some_and(|crowded| now.saturating_sub(crowded) <= APART_AFTER_CROWD)
     }
 
     /// Notes that a claim lost a unit to a counted pod although both were offered it in good faith. What rests is split

@@ -534,7 +534,7 @@ fn crowds_come(daemon: &mut Daemon, pods: usize) {
 fn after_bursts_of_both_kinds_nothing_is_on_both_sides_until_a_minute_has_passed_without_one() {
     let mut daemon = resting(8);
     for _ in 0..4 {
-        crowds_come(&mut daemon, 4);
+        crowds_come(&mut daemon, 2);
         for _ in 0..30 {
             pass(&mut daemon, CALM);
             assert!(!sides(&daemon).contains('R'), "{}", sides(&daemon));
@@ -546,9 +546,27 @@ fn after_bursts_of_both_kinds_nothing_is_on_both_sides_until_a_minute_has_passed
     daemon.uptime += Duration::from_mins(1);
     until_rest(&mut daemon);
 
-    crowds_come(&mut daemon, 3);
+    crowds_come(&mut daemon, 1);
     let few = until_rest(&mut daemon);
     assert!(few < Duration::from_secs(5), "{few:?}");
+}
+
+#[test]
+fn bursts_that_get_one_unit_of_a_kind_while_the_sides_are_apart_keep_them_apart() {
+    let mut daemon = resting(8);
+    crowds_come(&mut daemon, 2);
+    for _ in 0..6 {
+        daemon.uptime += Duration::from_secs(25);
+        pass(&mut daemon, CALM);
+        assert!(!sides(&daemon).contains('R'), "{}", sides(&daemon));
+        crowds_come(&mut daemon, 1);
+    }
+    daemon.uptime += Duration::from_mins(1);
+    until_rest(&mut daemon);
+
+    crowds_come(&mut daemon, 1);
+    let calm = until_rest(&mut daemon);
+    assert!(calm < Duration::from_secs(5), "{calm:?}");
 }
 
 #[test]
