@@ -4,6 +4,10 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
+# Half of a target folder is for rebuilds that a whole run has none of.
+export CARGO_INCREMENTAL=${CARGO_INCREMENTAL:-0}
+echo "free on this disk: $(df -Ph . | awk 'END { print $4 }'); from cold this needs about 10 GB"
+
 declare -a names=() seconds=()
 part=setup
 report() {
