@@ -501,7 +501,9 @@ fn rights_and_policy_are_those_of_the_daemons_user() {
     let user = format!("\"system:serviceaccount:{NAME}:{NAME}\"");
     for file in ["admission.yaml", "admission-node.yaml"] {
         let policy: ValidatingAdmissionPolicy = base(file, "ValidatingAdmissionPolicy");
-        let conditions = policy.spec.unwrap().match_conditions.unwrap();
+        let spec = policy.spec.unwrap();
+        assert_eq!(spec.failure_policy.as_deref(), Some("Fail"), "{file}");
+        let conditions = spec.match_conditions.unwrap();
         assert_eq!(conditions.len(), 1);
         assert!(conditions[0].expression.ends_with(&user));
     }

@@ -34,6 +34,7 @@ mod requests;
 mod restarts;
 mod rights;
 mod rivals;
+mod shipped;
 mod sides;
 mod split;
 mod standin;

@@ -37,7 +37,23 @@ pub struct Pod {
 #[derive(Debug, Clone, Default, Deserialize)]
 pub struct Config {
     #[serde(default)]
+    pub command: Vec<String>,
+    #[serde(default)]
+    pub args: Vec<String>,
+    #[serde(default)]
+    pub envs: BTreeMap<String, String>,
+    #[serde(default)]
+    pub mounts: Vec<Mount>,
+    #[serde(default)]
     pub cdi_devices: Vec<String>,
+}
+
+/// A folder or file of the node in a container.
+#[derive(Debug, Clone, Deserialize)]
+pub struct Mount {
+    pub container_path: String,
+    pub host_path: String,
+    pub read_only: bool,
 }
 
 /// What its CDI devices came to.

@@ -257,15 +257,10 @@ impl World {
 
     /// Starts the daemon.
     pub fn spawn_daemon(&mut self) {
-        assert!(self.daemon.is_none(), "one daemon at a time");
         let state = self.state();
-        let log = File::options()
-            .create(true)
-            .append(true)
-            .open(self.dir.path().join("daemon.log"))
-            .expect("the daemon's log");
         let dir = |name: &str| state.join(name);
-        let child = Command::new(env!("CARGO_BIN_EXE_gpu-bridge"))
+        let mut command = Command::new(env!("CARGO_BIN_EXE_gpu-bridge"));
+        command
             .arg("run")
             .args(["--node-name", "node-0", "--http-addr", &self.http])
             .arg("--kubelet-dir")
@@ -287,7 +282,24 @@ impl World {
             .arg("--config")
             .arg(&self.config)
             .args(self.pod_flag())
-            .env("GPU_BRIDGE_LOG", "info,gpu_bridge=debug")
+            .env("GPU_BRIDGE_LOG", "info,gpu_bridge=debug");
+        self.spawn(command);
+    }
+
+    /// Starts the daemon by a command line that is not the tests' own, and that has it serve HTTP at this address.
+    pub fn run_daemon(&mut self, command: Command, http: &str) {
+        http.clone_into(&mut self.http);
+        self.spawn(command);
+    }
+
+    fn spawn(&mut self, mut command: Command) {
+        assert!(self.daemon.is_none(), "one daemon at a time");
+        let log = File::options()
+            .create(true)
+            .append(true)
+            .open(self.dir.path().join("daemon.log"))
+            .expect("the daemon's log");
+        let child = command
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(log)

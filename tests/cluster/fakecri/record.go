@@ -64,6 +64,8 @@ type line struct {
 // recordedConfig is what the kubelet asked for.
 type recordedConfig struct {
 	Image       string            `json:"image"`
+	Command     []string          `json:"command,omitempty"`
+	Args        []string          `json:"args,omitempty"`
 	CDIDevices  []string          `json:"cdi_devices"`
 	Envs        map[string]string `json:"envs"`
 	Mounts      []recordedMount   `json:"mounts"`
@@ -85,7 +87,7 @@ type recordedDevice struct {
 
 func configOf(c *cri.ContainerConfig) *recordedConfig {
 	out := &recordedConfig{
-		Image: c.GetImage().GetImage(), CDIDevices: []string{}, Envs: envOf(c),
+		Image: c.GetImage().GetImage(), Command: c.GetCommand(), Args: c.GetArgs(), CDIDevices: []string{}, Envs: envOf(c),
 		Mounts: []recordedMount{}, Devices: []recordedDevice{}, Annotations: c.GetAnnotations(),
 	}
 	for _, d := range c.GetCDIDevices() {

@@ -13,8 +13,9 @@ import (
 // kubelet insists on paths below them, whatever its configuration says.
 var hiddenFolders = []string{"/var/lib", "/var/log"}
 
-// devicePluginDir does not move with the kubelet's --root-dir.
-const devicePluginDir = "/var/lib/kubelet/device-plugins"
+// kubeletDir is where the kubelet's folder is on a plain node. Its device plugins do not move with --root-dir, and a
+// daemon that is started as its pod says tells the kubelet of sockets below it.
+const kubeletDir = "/var/lib/kubelet"
 
 // kernelSettings are the values that the kubelet writes to the kernel when it
 // finds others (setupKernelTunables in pkg/kubelet/cm). They belong to the
@@ -47,10 +48,10 @@ func (o *options) mountAll() error {
 			return o.mountError(err)
 		}
 	}
-	if err := os.MkdirAll(devicePluginDir, 0o755); err != nil {
+	if err := os.MkdirAll(kubeletDir, 0o755); err != nil {
 		return err
 	}
-	if err := mount(o.path("kubelet", "device-plugins"), devicePluginDir, "", syscall.MS_BIND); err != nil {
+	if err := mount(o.path("kubelet"), kubeletDir, "", syscall.MS_BIND); err != nil {
 		return o.mountError(err)
 	}
 	// etcd's disk is the one thing whose speed everything else waits for.
