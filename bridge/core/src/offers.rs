@@ -225,27 +225,29 @@ impl Offers {
             .enumerate()
             .map(|(place, offer)| (offer.id.to_string(), (place, offer)))
             .collect();
+        let unit = |id: &String| places.get(id).map(|(_, offer)| &offer.unit);
         let must: BTreeSet<&String> = must_include.iter().collect();
-        let rest: BTreeSet<&String> = available.iter().filter(|id| !must.contains(id)).collect();
-        let mut ranks: BTreeMap<_, Vec<&String>> = BTreeMap::new();
-        for id in rest {
+        // In each rank from the tail of the list.
+        let mut ranks: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
+        for id in available.iter().filter(|id| !must.contains(id)) {
             let known = places.get(id);
             let free = known.is_some_and(|(_, offer)| offer.free);
             let leaving = known.is_some_and(|(_, offer)| offer.leaving);
             let reserved = known.is_some_and(|(_, offer)| offer.reserved);
             let rank = (reserved, !free, leaving);
-            ranks.entry(rank).or_default().push(id);
+            let last = Reverse(known.map(|(place, _)| *place));
+            ranks.entry(rank).or_default().insert((last, id));
         }
-        let units = |ids: &[&String]| -> Vec<Option<&UnitId>> {
-            let unit = |id: &&String| places.get(*id).map(|(_, offer)| &offer.unit);
-            ids.iter().map(unit).collect()
-        };
         let mut chosen: Vec<&String> = must_include.iter().take(size).collect();
-        for mut ids in ranks.into_values() {
-            ids.sort_by_key(|id| Reverse(places.get(*id).map(|(place, _)| *place)));
+        let mut chosen_units: Vec<Option<&UnitId>> = chosen.iter().map(|id| unit(id)).collect();
+        for ids in ranks.into_values() {
+            let ids: Vec<&String> = ids.into_iter().map(|(_, id)| id).collect();
+            let units: Vec<Option<&UnitId>> = ids.iter().map(|id| unit(id)).collect();
             let room = size - chosen.len();
-            let picked = self.topology.choose(room, &units(&ids), &units(&chosen));
-            chosen.extend(picked.into_iter().filter_map(|place| ids.get(place)));
+            for place in self.topology.choose(room, &units, &chosen_units) {
+                chosen.push(ids[place]);
+                chosen_units.push(units[place]);
+            }
         }
         chosen.into_iter().cloned().collect()
     }

@@ -165,19 +165,16 @@ impl Board {
         let place = |unit: &Option<&UnitId>| unit.and_then(|unit| topology.place(unit));
         let candidates: Vec<_> = candidates.iter().map(place).collect();
         let chosen: Vec<_> = chosen.iter().map(place).collect();
-        let row = |one: &Option<usize>, others: &[Option<usize>]| -> Vec<u32> {
-            let score = |other: &Option<usize>| topology.at(*one, *other).score();
-            others.iter().map(score).collect()
-        };
-        let sum = |one, others| row(one, others).iter().sum();
+        let score = |one: &Option<usize>, other: &Option<usize>| topology.at(*one, *other).score();
+        let sum = |one: &Option<usize>| chosen.iter().map(|other| score(one, other)).sum();
+        let row = |one| candidates.iter().map(move |other| score(one, other));
+        let points: Vec<u32> = candidates.iter().flat_map(row).collect();
+        let rows = points.chunks(candidates.len().max(1));
         Self {
             size: candidates.len(),
-            points: candidates
-                .iter()
-                .flat_map(|it| row(it, &candidates))
-                .collect(),
-            with_chosen: candidates.iter().map(|it| sum(it, &chosen)).collect(),
-            with_all: candidates.iter().map(|it| sum(it, &candidates)).collect(),
+            with_chosen: candidates.iter().map(sum).collect(),
+            with_all: rows.map(|row| row.iter().sum()).collect(),
+            points,
         }
     }
 
@@ -236,18 +233,19 @@ impl Board {
 
     fn grown(&self, first: usize, count: usize) -> (Worth, Vec<usize>) {
         let mut adds = self.with_chosen.clone();
+        let mut left: Vec<usize> = (0..self.size).collect();
         let mut set = Vec::with_capacity(count);
         let mut worth = (0, Reverse(0));
         let mut next = Some(first);
         while let Some(place) = next.filter(|_| set.len() < count) {
             set.push(place);
+            left.retain(|other| *other != place);
             worth.0 += adds[place];
             worth.1.0 += self.with_all[place];
             for (adds, points) in adds.iter_mut().zip(self.row(place)) {
                 *adds += points;
             }
-            let left = (0..self.size).filter(|place| !set.contains(place));
-            next = left.max_by_key(|place| {
+            next = left.iter().copied().max_by_key(|place| {
                 let place = *place;
                 (adds[place], Reverse(self.with_all[place]), Reverse(place))
             });
