@@ -12,21 +12,14 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use bridge_nvml::{Options, Session};
-use dra_proto::v1::dra_plugin_client::DraPluginClient;
-use dra_proto::v1::{Claim, NodePrepareResourcesRequest, NodeUnprepareResourcesRequest};
 use futures::future::join_all;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::{Api, Client};
-use legacy_proto::deviceplugin::device_plugin_client::DevicePluginClient;
-use legacy_proto::deviceplugin::{
-    AllocateRequest, ContainerAllocateRequest, ContainerPreferredAllocationRequest, Empty,
-    PreferredAllocationRequest,
-};
-use testkit::{Pod, dial};
-use tonic::transport::Channel;
+use testkit::Pod;
 
+use crate::calls::Plugin;
 use crate::process::gpu_bridge;
-use crate::world::{DRIVER, NAMESPACE, RESOURCE, SOON, World, claim_uid, from_environment, until};
+use crate::world::{NAMESPACE, RESOURCE, SOON, World, calm, from_environment};
 
 /// GPUs of a usual node.
 const GPUS: u32 = 8;
@@ -40,90 +33,6 @@ const QUESTIONS: u64 = 20;
 const BEYOND: Duration = Duration::from_micros(500);
 /// How often is looked for the first list: short beside a start of some ten milliseconds.
 const LOOK: Duration = Duration::from_micros(500);
-
-// --- Calls, as the kubelet makes them ---
-
-/// Connections to both faces.
-pub(crate) struct Calls {
-    counted: DevicePluginClient<Channel>,
-    claims: DraPluginClient<Channel>,
-}
-
-impl Calls {
-    pub(crate) fn of(world: &World) -> Self {
-        let plugin = world.device_plugin_socket().expect("the plugin serves");
-        let driver = world.path("k/plugins").join(DRIVER).join("dra.sock");
-        Self {
-            counted: DevicePluginClient::new(dial::localhost(&plugin)),
-            claims: DraPluginClient::new(dial::localhost(&driver)),
-        }
-    }
-
-    /// Nothing but the way there and back.
-    async fn nothing(&self) -> Result<(), String> {
-        let mut plugin = self.counted.clone();
-        let answer = plugin.get_device_plugin_options(Empty {}).await;
-        answer.map(drop).map_err(|status| status.to_string())
-    }
-
-    pub(crate) async fn allocate(&self, id: String) -> Result<(), String> {
-        let request = AllocateRequest {
-            container_requests: vec![ContainerAllocateRequest {
-                devices_ids: vec![id],
-            }],
-        };
-        let answer = self.counted.clone().allocate(request).await;
-        answer.map(drop).map_err(|status| status.to_string())
-    }
-
-    async fn prefer(&self, ids: &[String], size: usize) -> Result<(), String> {
-        let request = PreferredAllocationRequest {
-            container_requests: vec![ContainerPreferredAllocationRequest {
-                available_device_i_ds: ids.to_vec(),
-                must_include_device_i_ds: Vec::new(),
-                allocation_size: i32::try_from(size).expect("a node's GPUs"),
-            }],
-        };
-        let answer = self.counted.clone().get_preferred_allocation(request).await;
-        let answer = answer.map_err(|status| status.to_string())?.into_inner();
-        let given = answer.container_responses.iter();
-        let given: usize = given.map(|container| container.device_i_ds.len()).sum();
-        assert_eq!(given, size, "as many as were asked for");
-        Ok(())
-    }
-
-    pub(crate) async fn prepare(&self, claim: &str) -> Result<(), String> {
-        let request = NodePrepareResourcesRequest {
-            claims: vec![named(claim)],
-        };
-        let answer = self.claims.clone().node_prepare_resources(request).await;
-        let answer = answer.map_err(|status| status.to_string())?.into_inner();
-        match answer.claims[&claim_uid(claim)].error.as_str() {
-            "" => Ok(()),
-            refused => Err(refused.to_owned()),
-        }
-    }
-
-    pub(crate) async fn unprepare(&self, claim: &str) -> Result<(), String> {
-        let request = NodeUnprepareResourcesRequest {
-            claims: vec![named(claim)],
-        };
-        let answer = self.claims.clone().node_unprepare_resources(request).await;
-        let answer = answer.map_err(|status| status.to_string())?.into_inner();
-        match answer.claims[&claim_uid(claim)].error.as_str() {
-            "" => Ok(()),
-            refused => Err(refused.to_owned()),
-        }
-    }
-}
-
-fn named(claim: &str) -> Claim {
-    Claim {
-        namespace: NAMESPACE.to_owned(),
-        name: claim.to_owned(),
-        uid: claim_uid(claim),
-    }
-}
 
 // --- Figures ---
 
@@ -203,7 +112,7 @@ impl Floors {
     }
 
     /// So many of each, on the node as it is. `claim` is one that the API server has.
-    async fn measure(&mut self, world: &World, calls: &Calls, claim: &str) {
+    async fn measure(&mut self, world: &World, plugin: &Plugin, claim: &str) {
         let api = world.api.url().parse().expect("an address");
         let client = Client::try_from(kube::Config::new(api)).expect("a client");
         let claims: Api<ResourceClaim> = Api::namespaced(client, NAMESPACE);
@@ -215,10 +124,10 @@ impl Floors {
         let nvml = Session::spawn(options).expect("a thread");
         nvml.snapshot().await.expect("the fake NVML answers");
         claims.get(claim).await.expect("the claim is there");
-        calls.nothing().await.expect("the plugin answers");
+        plugin.nothing().await.expect("the plugin answers");
         let ledger = fs::read(world.ledger()).expect("there is a ledger");
         for _ in 0..GPUS {
-            self.call.take(calls.nothing()).await.expect("it answers");
+            self.call.take(plugin.nothing()).await.expect("it answers");
             let saved = async { save(&world.state_dir(), &ledger) };
             self.save.take(saved).await.expect("there is room");
             let read = self.get.take(claims.get(claim)).await;
@@ -304,17 +213,18 @@ async fn preferences(page: &mut Page, rounds: u64) {
     ];
     for (gpus, goal) in goals {
         let world = World::configured(gpus, "mode: legacy\n").await;
-        let calls = Calls::of(&world);
+        let plugin = world.plugin();
         let ids: Vec<String> = world.node.gpus().into_iter().map(|gpu| gpu.uuid).collect();
         let mut floor = Times::default();
         let mut worst: Option<(usize, Times)> = None;
-        calls.nothing().await.expect("the plugin answers");
+        plugin.nothing().await.expect("the plugin answers");
         for size in 1..=ids.len() {
             let mut times = Times::default();
             for _ in 0..rounds * QUESTIONS {
-                floor.take(calls.nothing()).await.expect("it answers");
-                let answer = times.take(calls.prefer(&ids, size)).await;
-                answer.expect("it prefers some");
+                floor.take(plugin.nothing()).await.expect("it answers");
+                let answer = times.take(plugin.prefer(&ids, size)).await;
+                let preferred = answer.expect("it prefers some");
+                assert_eq!(preferred.len(), size, "as many as were asked for");
             }
             if worst
                 .as_ref()
@@ -339,44 +249,45 @@ async fn calls(page: &mut Page, rounds: u64) {
     let mut saves = (0, 0);
     for round in 0..rounds {
         let world = World::configured(MANY, "mode: both\n").await;
-        let calls = Calls::of(&world);
+        let (plugin, driver) = (world.plugin(), world.driver());
         let claims: Vec<String> = (0..GPUS).map(|number| format!("gpu-{number}")).collect();
         for device in &claims {
             world.allocate_claim(device, device, device);
         }
         world.wait_for_holds("Reserved", claims.len()).await;
-        floors.measure(&world, &calls, &claims[0]).await;
+        floors.measure(&world, &plugin, &claims[0]).await;
         for claim in &claims {
             prepare
-                .take(calls.prepare(claim))
+                .take(driver.prepare(claim))
                 .await
                 .expect("it is free");
         }
         for claim in &claims {
             unprepare
-                .take(calls.unprepare(claim))
+                .take(driver.unprepare(claim))
                 .await
                 .expect("it is known");
         }
-        let before = generation(&world).await;
-        let all = join_all(claims.iter().map(|claim| calls.prepare(claim)));
+        let before = world.generation().await;
+        let all = join_all(claims.iter().map(|claim| driver.prepare(claim)));
         let all = at_once.1.take(all).await;
         assert!(all.iter().all(Result::is_ok), "{all:?}");
-        saves.1 = saves.1.max(generation(&world).await - before);
+        saves.1 = saves.1.max(world.generation().await - before);
 
         let ids: Vec<String> = (GPUS..MANY)
             .map(|number| world.gpu(&format!("gpu-{number}")).uuid)
             .collect();
         if round % 2 == 0 {
             for id in ids {
-                allocate.take(calls.allocate(id)).await.expect("it is free");
+                let given = allocate.take(plugin.allocate(&[&id])).await;
+                given.expect("it is free");
             }
         } else {
-            let before = generation(&world).await;
-            let all = join_all(ids.into_iter().map(|id| calls.allocate(id)));
+            let before = world.generation().await;
+            let all = join_all(ids.iter().map(async |id| plugin.allocate(&[id]).await));
             let all = at_once.0.take(all).await;
             assert!(all.iter().all(Result::is_ok), "{all:?}");
-            saves.0 = saves.0.max(generation(&world).await - before);
+            saves.0 = saves.0.max(world.generation().await - before);
         }
     }
     let floor = floors.of_allocate();
@@ -414,11 +325,6 @@ async fn calls(page: &mut Page, rounds: u64) {
     ));
 }
 
-async fn generation(world: &World) -> u64 {
-    let status = world.status().await;
-    status["generation"].as_u64().expect("a number")
-}
-
 /// Memory, CPU and requests of a node where nothing happens, with pods that hold GPUs and with none that does.
 async fn idle(page: &mut Page, seconds: u64) {
     for holding in [0, GPUS / 2] {
@@ -443,10 +349,9 @@ async fn idle(page: &mut Page, seconds: u64) {
             world.kubelet().run(&uid).await.expect("it runs");
         }
         world.readyz().await;
-        until("the last request is answered", SOON, async || {
-            let before = requests(&world);
-            tokio::time::sleep(Duration::from_secs(2)).await;
-            requests(&world) == before
+        let two_seconds = Duration::from_secs(2);
+        calm("the last request is answered", two_seconds, async || {
+            world.requests()
         })
         .await;
         let process = format!("/proc/{}", world.daemon().pid().as_raw_nonzero());
@@ -478,10 +383,6 @@ fn since_then(world: &World, before: &BTreeMap<(String, String), u64>) -> BTreeM
         (more > 0).then(|| (format!("{} {}", key.0, key.1), more))
     };
     world.api.counts().iter().filter_map(more).collect()
-}
-
-fn requests(world: &World) -> u64 {
-    world.api.counts().values().sum()
 }
 
 /// The time that all threads of a process have run, to the nanosecond.

@@ -6,8 +6,7 @@ use std::time::Duration;
 use fake_nvml::Fault;
 use futures::future::join_all;
 
-use crate::bench::Calls;
-use crate::world::{SOON, World, stays, until};
+use crate::world::{SOON, World, calm, stays, until};
 
 /// GPUs of a kind, and calls at once.
 const CALLS: usize = 8;
@@ -17,25 +16,10 @@ const SAVES: u64 = 3;
 /// answer about all GPUs comes well within the half second that the daemon gives it.
 const SLOWLY: Duration = Duration::from_millis(12);
 
-async fn saves(world: &World) -> u64 {
-    world.status().await["generation"].as_u64().unwrap()
-}
-
 /// Waits until nothing is saved any more.
 async fn saved_all(world: &World) -> u64 {
-    let mut last = saves(world).await;
-    loop {
-        let before = last;
-        let quiet = Duration::from_secs(1);
-        let until = tokio::time::Instant::now() + quiet;
-        while tokio::time::Instant::now() < until {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-            last = saves(world).await;
-        }
-        if before == last {
-            return last;
-        }
-    }
+    let second = Duration::from_secs(1);
+    calm("all is saved", second, async || world.generation().await).await
 }
 
 #[tokio::test]
@@ -46,7 +30,7 @@ async fn eight_calls_of_a_kind_at_once_cost_three_saves_at_most() {
         world.allocate_claim(device, device, device);
     }
     world.wait_for_holds("Reserved", CALLS).await;
-    let calls = Calls::of(&world);
+    let (plugin, driver) = (world.plugin(), world.driver());
     let processes = "nvmlDeviceGetComputeRunningProcesses_v3";
     world
         .node
@@ -54,18 +38,18 @@ async fn eight_calls_of_a_kind_at_once_cost_three_saves_at_most() {
         .unwrap();
 
     let before = saved_all(&world).await;
-    let prepared = join_all(claims.iter().map(|claim| calls.prepare(claim))).await;
+    let prepared = join_all(claims.iter().map(|claim| driver.prepare(claim))).await;
     assert!(prepared.iter().all(Result::is_ok), "{prepared:?}");
-    let cost = saves(&world).await - before;
+    let cost = world.generation().await - before;
     assert!(
         (1..=SAVES).contains(&cost),
         "{cost} saves for {CALLS} claims"
     );
 
     let before = saved_all(&world).await;
-    let unprepared = join_all(claims.iter().map(|claim| calls.unprepare(claim))).await;
+    let unprepared = join_all(claims.iter().map(|claim| driver.unprepare(claim))).await;
     assert!(unprepared.iter().all(Result::is_ok), "{unprepared:?}");
-    let cost = saves(&world).await - before;
+    let cost = world.generation().await - before;
     assert!(
         (1..=SAVES).contains(&cost),
         "{cost} saves to give them back"
@@ -73,18 +57,13 @@ async fn eight_calls_of_a_kind_at_once_cost_three_saves_at_most() {
 
     let before = saved_all(&world).await;
     let ids = (CALLS..2 * CALLS).map(|number| world.gpu(&format!("gpu-{number}")).uuid);
-    let allocated = join_all(ids.map(|id| calls.allocate(id))).await;
+    let allocated = join_all(ids.map(async |id| plugin.allocate(&[&id]).await)).await;
     assert!(allocated.iter().all(Result::is_ok), "{allocated:?}");
-    let cost = saves(&world).await - before;
+    let cost = world.generation().await - before;
     assert!(
         (1..=SAVES).contains(&cost),
         "{cost} saves for {CALLS} containers"
     );
-}
-
-/// Requests of the daemon so far, of any kind.
-fn requests(world: &World) -> u64 {
-    world.api.counts().values().sum()
 }
 
 #[tokio::test]
@@ -103,20 +82,19 @@ async fn a_node_where_nothing_happens_asks_the_api_server_three_times_in_half_a_
     .await;
     world.readyz().await;
     // What follows on the last step is not the rest yet.
-    let calm = async || {
-        let before = requests(&world);
-        tokio::time::sleep(Duration::from_secs(2)).await;
-        requests(&world) == before
-    };
-    until("the last request is answered", SOON, calm).await;
+    let two_seconds = Duration::from_secs(2);
+    calm("the last request is answered", two_seconds, async || {
+        world.requests()
+    })
+    .await;
 
     let before = world.api.counts();
-    let most = requests(&world) + REQUESTS;
-    stays("nobody asks", PERIOD, async || requests(&world) <= most).await;
+    let most = world.requests() + REQUESTS;
+    stays("nobody asks", PERIOD, async || world.requests() <= most).await;
     let after = world.api.counts();
     assert!(
         after.values().sum::<u64>() <= most,
         "before {before:?}, after {after:?}"
     );
-    assert!(requests(&world) > 0, "the counter counts");
+    assert!(world.requests() > 0, "the counter counts");
 }

@@ -12,6 +12,7 @@
 
 mod adoption;
 mod bench;
+mod calls;
 mod claims;
 mod clock;
 mod costs;

@@ -8,17 +8,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use dra_proto::v1;
-use dra_proto::v1::dra_plugin_client::DraPluginClient;
-use legacy_proto::deviceplugin::device_plugin_client::DevicePluginClient;
-use legacy_proto::deviceplugin::{AllocateRequest, ContainerAllocateRequest};
 use rustix::fs::{FlockOperation, flock};
 use rustix::process::Signal;
-use testkit::{Phase, dial};
+use testkit::Phase;
 
+use crate::calls::{Driver, Plugin};
 use crate::process::Daemon;
 use crate::world::{
-    DRIVER, NAMESPACE, NODE, RESOURCE, SOON, World, ask, claim_uid, pod_uid, proof, stays, until,
+    DRIVER, NODE, RESOURCE, SOON, World, ask, claim_uid, pod_uid, proof, stays, until,
 };
 
 /// The time in which a call is answered at the latest when nobody decides: 5 s, and a busy machine.
@@ -128,52 +125,16 @@ impl World {
     /// Calls the `Allocate` of a pod's daemon, whoever the kubelet would call.
     async fn allocate_from(&self, pod: &str, id: &str) -> Result<Vec<String>, String> {
         let socket = self.counted_socket(pod).expect("its socket is there");
-        let request = AllocateRequest {
-            container_requests: vec![ContainerAllocateRequest {
-                devices_ids: vec![id.to_owned()],
-            }],
-        };
-        let mut plugin = DevicePluginClient::new(dial::localhost(&socket));
-        let answer = plugin.allocate(request).await;
-        let answer = answer.map_err(|it| format!("{:?}: {}", it.code(), it.message()))?;
-        let containers = answer.into_inner().container_responses.into_iter();
-        Ok(containers
-            .flat_map(|it| it.cdi_devices)
-            .map(|it| it.name)
-            .collect())
+        Plugin::at(&socket).allocate(&[id]).await
     }
 
     fn claims_socket(&self, pod: &str) -> PathBuf {
         self.path(&format!("k/plugins/{DRIVER}/dra-{pod}.sock"))
     }
 
-    /// Calls the `NodePrepareResources` of a pod's daemon.
-    async fn prepare_at(&self, pod: &str, name: &str) -> Result<Vec<v1::Device>, String> {
-        let mut plugin = DraPluginClient::new(dial::localhost(&self.claims_socket(pod)));
-        let claims = vec![v1_claim(name)];
-        let request = v1::NodePrepareResourcesRequest { claims };
-        let answer = plugin.node_prepare_resources(request).await;
-        let mut answer = answer.map_err(|it| it.to_string())?.into_inner();
-        let answer = answer.claims.remove(&claim_uid(name)).unwrap();
-        if answer.error.is_empty() {
-            Ok(answer.devices)
-        } else {
-            Err(answer.error)
-        }
-    }
-
-    async fn unprepare_at(&self, pod: &str, name: &str) -> Result<(), String> {
-        let mut plugin = DraPluginClient::new(dial::localhost(&self.claims_socket(pod)));
-        let claims = vec![v1_claim(name)];
-        let request = v1::NodeUnprepareResourcesRequest { claims };
-        let answer = plugin.node_unprepare_resources(request).await;
-        let mut answer = answer.map_err(|it| it.to_string())?.into_inner();
-        let answer = answer.claims.remove(&claim_uid(name)).unwrap();
-        if answer.error.is_empty() {
-            Ok(())
-        } else {
-            Err(answer.error)
-        }
+    /// A connection to the DRA driver of a pod's daemon.
+    fn driver_of(&self, pod: &str) -> Driver {
+        Driver::at(&self.claims_socket(pod))
     }
 
     /// An id that nobody has, and that the kubelet could give.
@@ -198,14 +159,6 @@ impl World {
         })
         .await;
         file
-    }
-}
-
-fn v1_claim(name: &str) -> v1::Claim {
-    v1::Claim {
-        namespace: NAMESPACE.to_owned(),
-        name: name.to_owned(),
-        uid: claim_uid(name),
     }
 }
 
@@ -340,14 +293,14 @@ async fn calls_that_still_come_to_the_old_daemon_are_answered_by_its_successor()
     let device = world.free_device().await;
     world.allocate_claim("b", &device, "b");
     world.admit_claimant("b").await;
-    let prepared = world.prepare_at(OLD, "b").await.unwrap();
+    let prepared = world.driver_of(OLD).prepare("b").await.unwrap();
     assert_eq!(prepared[0].device_name, device);
-    assert_eq!(world.prepare_at(NEW, "b").await.unwrap(), prepared);
+    assert_eq!(world.driver_of(NEW).prepare("b").await.unwrap(), prepared);
     assert!(world.claim_spec(&claim_uid("b")).exists());
     world.wait_for_holds("Prepared", 1).await;
-    let refused = world.prepare_at(OLD, "nobodys").await.unwrap_err();
+    let refused = world.driver_of(OLD).prepare("nobodys").await.unwrap_err();
     assert!(refused.contains("ClaimGone"), "{refused}");
-    world.unprepare_at(OLD, "b").await.unwrap();
+    world.driver_of(OLD).unprepare("b").await.unwrap();
     world.wait_for_holds("Prepared", 0).await;
 }
 
@@ -512,8 +465,8 @@ async fn a_successor_that_never_serves_costs_calls_five_seconds_and_the_old_one_
     let lock = world.take_the_lock().await;
 
     let asked = Instant::now();
-    let (refused, unavailable) =
-        tokio::join!(world.allocate_from(OLD, &id), world.prepare_at(OLD, "b"));
+    let driver = world.driver_of(OLD);
+    let (refused, unavailable) = tokio::join!(world.allocate_from(OLD, &id), driver.prepare("b"));
     let refused = refused.unwrap_err();
     assert!(refused.contains("NotOwnerYet: "), "{refused}");
     assert!(refused.contains("delete it"), "{refused}");
@@ -532,7 +485,7 @@ async fn a_successor_that_never_serves_costs_calls_five_seconds_and_the_old_one_
     })
     .await;
     world.allocate_from(OLD, &id).await.unwrap();
-    world.prepare_at(OLD, "b").await.unwrap();
+    world.driver_of(OLD).prepare("b").await.unwrap();
     world.ready().await;
     // And can be followed by another one.
     let _successor = world.start_successor(NEWER);

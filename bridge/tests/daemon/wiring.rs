@@ -3,9 +3,6 @@
 use std::path::Path;
 
 use fake_nvml::Scenario;
-use legacy_proto::deviceplugin::device_plugin_client::DevicePluginClient;
-use legacy_proto::deviceplugin::{ContainerPreferredAllocationRequest, PreferredAllocationRequest};
-use testkit::dial;
 
 use crate::world::{SOON, World, until};
 
@@ -19,23 +16,11 @@ fn numbers(world: &World, ids: &[String]) -> Vec<usize> {
 }
 
 /// Which of the first GPUs the daemon prefers for a pod.
-async fn preferred(world: &World, available: usize, size: i32) -> Vec<usize> {
+async fn preferred(world: &World, available: usize, size: usize) -> Vec<usize> {
     let gpus = world.node.gpus().into_iter().take(available);
     let ids = gpus.map(|gpu| gpu.uuid);
-    let request = PreferredAllocationRequest {
-        container_requests: vec![ContainerPreferredAllocationRequest {
-            available_device_i_ds: ids.collect(),
-            must_include_device_i_ds: Vec::new(),
-            allocation_size: size,
-        }],
-    };
-    let mut plugin =
-        DevicePluginClient::new(dial::localhost(&world.device_plugin_socket().unwrap()));
-    let answer = plugin.get_preferred_allocation(request).await.unwrap();
-    numbers(
-        world,
-        &answer.into_inner().container_responses[0].device_i_ds,
-    )
+    let preferred = world.plugin().prefer(&ids.collect::<Vec<_>>(), size).await;
+    numbers(world, &preferred.unwrap())
 }
 
 #[tokio::test]

@@ -7,14 +7,13 @@ use std::process::ExitStatus;
 use std::time::Duration;
 
 use fake_nvml::{FakeNode, Gpu, Scenario};
-use legacy_proto::deviceplugin::device_plugin_client::DevicePluginClient;
-use legacy_proto::deviceplugin::{AllocateRequest, ContainerAllocateRequest};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use testkit::{ApiServer, Claim, Kubelet, Pod, Rejection, dial, wait_for};
+use testkit::{ApiServer, Claim, Kubelet, Pod, Rejection, wait_for};
 use tokio::net::UnixStream;
 
+use crate::calls::{Driver, Plugin};
 use crate::http;
 use crate::process::{Daemon, Flags, Log};
 
@@ -45,6 +44,21 @@ pub(crate) async fn until(what: &str, limit: Duration, mut is_so: impl AsyncFnMu
         None
     })
     .await;
+}
+
+/// Waits until what is looked at is the same as so long before, and returns it.
+pub(crate) async fn calm<T: PartialEq>(
+    what: &str,
+    period: Duration,
+    mut look: impl AsyncFnMut() -> T,
+) -> T {
+    wait_for(what, SOON, async || {
+        let before = look().await;
+        tokio::time::sleep(period).await;
+        let now = look().await;
+        (before == now).then_some(now)
+    })
+    .await
 }
 
 /// Sees to it that something stays so.
@@ -533,6 +547,17 @@ impl World {
             .sum()
     }
 
+    /// How many requests of any kind the API server has had so far.
+    pub(crate) fn requests(&self) -> u64 {
+        self.api.counts().values().sum()
+    }
+
+    /// The generation of the ledger: how often it was saved.
+    pub(crate) async fn generation(&self) -> u64 {
+        let status = self.status().await;
+        status["generation"].as_u64().expect("a number")
+    }
+
     /// The GPU with that device name.
     pub(crate) fn gpu(&self, device: &str) -> Gpu {
         let gpus = self.node.gpus().into_iter();
@@ -689,18 +714,18 @@ impl World {
 impl World {
     /// Calls the daemon's `Allocate` for one container: CDI names, or code and text of the refusal.
     pub(crate) async fn allocate(&self, ids: &[&str]) -> Result<Vec<String>, String> {
-        let request = AllocateRequest {
-            container_requests: vec![ContainerAllocateRequest {
-                devices_ids: ids.iter().map(|id| (*id).to_owned()).collect(),
-            }],
-        };
         let socket = self.device_plugin_socket().ok_or("no socket")?;
-        let mut plugin = DevicePluginClient::new(dial::localhost(&socket));
-        let answer = plugin.allocate(request).await;
-        let answer = answer.map_err(|it| format!("{:?}: {}", it.code(), it.message()))?;
-        let containers = answer.into_inner().container_responses.into_iter();
-        let devices = containers.flat_map(|it| it.cdi_devices);
-        Ok(devices.map(|it| it.name).collect())
+        Plugin::at(&socket).allocate(ids).await
+    }
+
+    /// A connection to the daemon's device plugin, which serves.
+    pub(crate) fn plugin(&self) -> Plugin {
+        Plugin::at(&self.device_plugin_socket().expect("the plugin serves"))
+    }
+
+    /// A connection to the daemon's DRA driver.
+    pub(crate) fn driver(&self) -> Driver {
+        Driver::at(&self.path("k/plugins").join(DRIVER).join("dra.sock"))
     }
 
     /// The newest socket of our device plugin.
