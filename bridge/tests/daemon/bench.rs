@@ -291,26 +291,18 @@ async fn calls(page: &mut Page, rounds: u64) {
         }
     }
     let floor = floors.of_allocate();
-    page.row("Allocate", &allocate, floor, floor + BEYOND);
-    page.row("NodeUnprepareResources", &unprepare, floor, floor + BEYOND);
-    let floor = floors.of_prepare();
-    page.row("NodePrepareResources", &prepare, floor, floor + BEYOND);
+    let goal = floor + BEYOND;
+    page.row("Allocate", &allocate, floor, goal);
+    page.row("NodeUnprepareResources", &unprepare, floor, goal);
     if rounds > 1 {
-        let goal = (floors.of_allocate() + BEYOND) * 3;
-        page.row(
-            "8 Allocates at once, the last answer",
-            &at_once.0,
-            floor,
-            goal,
-        );
+        let what = "8 Allocates at once, the last answer";
+        page.row(what, &at_once.0, floor, goal * 3);
     }
-    let goal = (floor + BEYOND) * 3;
-    page.row(
-        "8 Prepares at once, the last answer",
-        &at_once.1,
-        floor,
-        goal,
-    );
+    let floor = floors.of_prepare();
+    let goal = floor + BEYOND;
+    page.row("NodePrepareResources", &prepare, floor, goal);
+    let what = "8 Prepares at once, the last answer";
+    page.row(what, &at_once.1, floor, goal * 3);
     page.line("");
     page.line(&format!(
         "Floors, p50: an empty call {} ms, a save {} ms, a GET {} ms, the processes of {MANY} GPUs {} ms.",
