@@ -25,11 +25,17 @@ fn attribute(device: &Value, name: &str) -> String {
         .to_owned()
 }
 
+/// UUIDs by the names of devices.
+fn named(world: &World) -> BTreeMap<String, String> {
+    let devices = devices(world).into_iter();
+    devices
+        .map(|(name, device)| (name, attribute(&device, "uuid")))
+        .collect()
+}
+
 async fn labels(world: &World) -> BTreeMap<String, Label> {
-    let uuids = devices(world).into_iter().map(|(name, device)| {
-        let uuid = attribute(&device, "uuid");
-        ((NODE.to_owned(), name), uuid)
-    });
+    let uuids = named(world).into_iter();
+    let uuids = uuids.map(|(name, uuid)| ((NODE.to_owned(), name), uuid));
     dcgm::labels(&world.path("k"), &uuids.collect()).await
 }
 
@@ -114,12 +120,6 @@ async fn names_stay_with_their_gpus_when_one_is_gone_after_a_restart_and_when_an
     world.run_counted("counted", 1).await;
     world.run_claimant("claimed", "gpu-1").await;
     let before = labels(&world).await;
-    let named = |world: &World| -> BTreeMap<String, String> {
-        let uuids = devices(world).into_iter();
-        uuids
-            .map(|(name, device)| (name, attribute(&device, "uuid")))
-            .collect()
-    };
     let names = named(&world);
     let gpus = world.node.gpus();
 
