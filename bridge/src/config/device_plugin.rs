@@ -39,7 +39,10 @@ pub(super) fn take(config: &mut Config, key: &str, value: &Value) -> Result<(), 
             };
             Ok(())
         }
-        _ => prefix(value).map(|prefix| handout.cdi_annotation_prefix = prefix),
+        "devicePlugin.cdiAnnotationPrefix" => {
+            prefix(value).map(|prefix| handout.cdi_annotation_prefix = prefix)
+        }
+        _ => unreachable!("every key is handled; the tests set each of them"),
     }
 }
 

@@ -34,8 +34,6 @@ const KEYS: [&str; 12] = [
 ];
 /// Keys that only group others.
 const GROUPS: [&str; 4] = ["limits", "offers", "offers.weights", device_plugin::GROUP];
-/// The keys of each part of the file that is read in a file of its own, and how it is read.
-const PARTS: [(&[&str], TakePart); 1] = [(&device_plugin::KEYS, device_plugin::take)];
 const MODES: [Mode; 4] = [Mode::Legacy, Mode::Both, Mode::Dra, Mode::Drained];
 /// The most units that a limit can name: no node has more GPUs or MIG instances.
 const LIMIT_MAX: u32 = 128;
@@ -137,13 +135,9 @@ struct Reader<'a> {
     untold: usize,
 }
 
-/// Takes the value of a key of a part into the configuration, or says what is wrong with it.
-type TakePart = fn(&mut Config, &str, &Value) -> Result<(), String>;
-
-/// Every key with a value of its own, those of the parts after the others.
+/// Every key with a value of its own.
 pub(super) fn all_keys() -> impl Iterator<Item = &'static str> {
-    let parts = PARTS.iter().flat_map(|(keys, _)| keys.iter());
-    KEYS.iter().chain(parts).copied()
+    KEYS.into_iter().chain(device_plugin::KEYS)
 }
 
 /// Whether the file said which version it is written for.
@@ -214,19 +208,11 @@ impl Reader<'_> {
             "offers.notice" => notice(value).map(|notice| self.config.notice = notice),
             "offers.demand" => demand(value).map(|demand| self.config.demand = demand),
             "ignoreProcesses" => return self.names(path, value),
-            _ => self.part(name, value),
+            _ => device_plugin::take(&mut self.config, name, value),
         };
         if let Err(why) = outcome {
             self.mistake(path, value, why);
         }
-    }
-
-    /// Takes the value of a key of a part.
-    fn part(&mut self, name: &str, value: &Value) -> Result<(), String> {
-        let part = PARTS.iter().find(|(keys, _)| keys.contains(&name));
-        let (_, take) =
-            part.expect("every key is of KEYS or of a part; the tests set each of them");
-        take(&mut self.config, name, value)
     }
 
     fn names(&mut self, path: &[String], value: &Value) {
