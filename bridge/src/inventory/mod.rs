@@ -126,7 +126,8 @@ pub async fn run(
             asked = on_demand.recv() => match asked {
                 Some(()) => {
                     anew = true;
-                    wiring = Wiring::default();
+                    // What is known of the connections holds until they are read.
+                    wiring.gpus.clear();
                 }
                 None => tokio::select! {
                     () = cancel.cancelled() => return,

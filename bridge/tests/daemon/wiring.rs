@@ -43,3 +43,15 @@ async fn a_pod_gets_the_gpus_that_are_best_connected_and_no_call_asks_nvml_for_t
     let asked: Vec<&String> = trace.iter().filter(about_wiring).collect();
     assert!(asked.is_empty() && !trace.is_empty(), "{asked:?}");
 }
+
+#[tokio::test]
+async fn what_is_known_of_the_wiring_holds_while_it_is_read_anew() {
+    const SEEN: &str = "NVML answers";
+    const READ: &str = "the connections between the GPUs are read";
+    let world = World::running(2).await;
+    let times = |what: &str| world.log().text().matches(what).count();
+    until("the wiring is read", SOON, async || times(READ) == 1).await;
+    world.rescan();
+    until("it is read anew", SOON, async || times(READ) == 2).await;
+    assert_eq!(times(SEEN), 1, "nothing has changed");
+}
