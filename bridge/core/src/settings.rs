@@ -46,6 +46,9 @@ pub enum Mode {
 }
 
 impl Mode {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Legacy, Self::Both, Self::Dra, Self::Drained];
+
     /// Whether the face offers free units in this mode.
     #[must_use]
     pub fn opens(self, face: Face) -> bool {

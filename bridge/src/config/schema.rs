@@ -34,7 +34,6 @@ const KEYS: [&str; 12] = [
 ];
 /// Keys that only group others.
 const GROUPS: [&str; 4] = ["limits", "offers", "offers.weights", device_plugin::GROUP];
-const MODES: [Mode; 4] = [Mode::Legacy, Mode::Both, Mode::Dra, Mode::Drained];
 /// The most units that a limit can name: no node has more GPUs or MIG instances.
 const LIMIT_MAX: u32 = 128;
 /// Weights are shares of a whole, and no share is finer than a unit of the largest node.
@@ -293,7 +292,7 @@ fn api_version(value: &Value) -> Result<(), String> {
 }
 
 fn mode(value: &Value) -> Result<Mode, String> {
-    one_of(value, MODES, Mode::as_str).map_err(|allowed| format!("is no mode; {allowed}"))
+    one_of(value, Mode::ALL, Mode::as_str).map_err(|allowed| format!("is no mode; {allowed}"))
 }
 
 fn notice(value: &Value) -> Result<Notice, String> {

@@ -139,7 +139,7 @@ fn a_wrong_way_to_hand_devices_out_is_told_with_those_there_are() {
 
 #[test]
 fn every_mode_is_taken() {
-    for mode in [Mode::Legacy, Mode::Both, Mode::Dra, Mode::Drained] {
+    for mode in Mode::ALL {
         let text = format!("mode: {}", mode.as_str());
         assert_eq!(good(&text).settings.mode, mode);
     }

@@ -247,7 +247,7 @@ impl Families {
             drop(self.offers.get_or_create(&face(each)));
             drop(self.grants.get_or_create(&face(each)));
         }
-        for each in MODES {
+        for each in Mode::ALL {
             drop(self.mode.get_or_create(&mode(each)));
         }
         for each in EndCause::ALL {
@@ -273,9 +273,6 @@ impl Families {
         }
     }
 }
-
-/// Every mode.
-pub(super) const MODES: [Mode; 4] = [Mode::Legacy, Mode::Both, Mode::Dra, Mode::Drained];
 
 pub(super) fn face(face: Face) -> Labels<1> {
     [("face", face.as_str())]

@@ -1,9 +1,9 @@
 //! What the pool knows, as gauges: a function of one moment, made anew for each page.
 
-use bridge_core::{Face, Health, Offers, Status, UnitState, UnitStatus};
+use bridge_core::{Face, Health, Mode, Offers, Status, UnitState, UnitStatus};
 
 use super::count;
-use super::families::{Families, MODES, face, mode};
+use super::families::{Families, face, mode};
 
 /// Every pair of labels that a unit can be counted under: the words of the status page, with the phase of its hold for
 /// a unit that is held.
@@ -51,7 +51,7 @@ impl Scene<'_> {
             families.offers.get_or_create(&face(on)).set(offered);
         }
         families.node_allocatable.set(self.offers.count.into());
-        for each in MODES {
+        for each in Mode::ALL {
             let in_force = self.status.settings.mode == each;
             families
                 .mode

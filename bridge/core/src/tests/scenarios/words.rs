@@ -8,7 +8,7 @@ use crate::{
 };
 
 pub(super) fn mode(word: &str) -> Result<Mode, String> {
-    [Mode::Legacy, Mode::Both, Mode::Dra, Mode::Drained]
+    Mode::ALL
         .into_iter()
         .find(|mode| mode.as_str() == word)
         .ok_or_else(|| format!("`{word}` is not a mode: legacy, both, dra or drained"))

@@ -155,8 +155,7 @@ enum Change {
 }
 
 fn settings() -> impl Strategy<Value = Settings> {
-    let modes = vec![Mode::Legacy, Mode::Both, Mode::Dra, Mode::Drained];
-    (prop::sample::select(modes), limits()).prop_map(|(mode, limits)| Settings {
+    (prop::sample::select(&Mode::ALL[..]), limits()).prop_map(|(mode, limits)| Settings {
         mode,
         limits,
         ..Settings::default()
