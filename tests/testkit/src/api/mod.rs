@@ -31,7 +31,8 @@ use store::{Key, Part, Resource, Scope, Store};
 ///
 /// Objects are JSON; `plural` is as in a URL: `pods`, `nodes`, `events`, `resourceclaims`, `resourceslices`,
 /// `deviceclasses`. Of `events` the methods here mean those of the core API, but for [`ApiServer::events`]; clients may
-/// use both. TokenReviews and SubjectAccessReviews are answered as the test says.
+/// use both. TokenReviews and SubjectAccessReviews are answered as the test says, and a SelfSubjectAccessReview with what
+/// is not forbidden.
 #[derive(Debug)]
 pub struct ApiServer {
     shared: Arc<Shared>,

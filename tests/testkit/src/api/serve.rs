@@ -81,7 +81,7 @@ async fn answer(State(shared): State<Arc<Shared>>, request: Request) -> Response
         response.headers_mut().insert(header::CONNECTION, close);
         return response;
     }
-    if let Some(answer) = about::answer(&shared, &parts.uri, &body) {
+    if let Some(answer) = about::answer(&parts.uri) {
         return answer;
     }
     let outcome = Target::parse(&parts.uri).and_then(|target| {
@@ -205,6 +205,15 @@ fn reviewed(shared: &Shared, plural: &str, question: &Value) -> Option<Value> {
             let path = text(&spec["nonResourceAttributes"]["path"]);
             let asked = (text(&spec["user"]), path);
             json!({"allowed": switches.readers.contains(&asked)})
+        }
+        "selfsubjectaccessreviews" => {
+            let asked = &spec["resourceAttributes"];
+            let mut resource = text(&asked["resource"]);
+            if let Some(part) = asked["subresource"].as_str().filter(|it| !it.is_empty()) {
+                resource = format!("{resource}/{part}");
+            }
+            let rule = (text(&asked["verb"]), resource);
+            json!({"allowed": !switches.forbidden.contains(&rule)})
         }
         _ => return None,
     };

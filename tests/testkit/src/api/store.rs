@@ -34,7 +34,7 @@ const fn resource(
 }
 
 /// All kinds that the bridge uses.
-const RESOURCES: [Resource; 9] = [
+const RESOURCES: [Resource; 10] = [
     resource("v1", "pods", "Pod", Scope::Namespaced),
     resource("v1", "nodes", "Node", Scope::Cluster),
     resource("v1", "events", "Event", Scope::Namespaced),
@@ -68,6 +68,12 @@ const RESOURCES: [Resource; 9] = [
         "authorization.k8s.io/v1",
         "subjectaccessreviews",
         "SubjectAccessReview",
+        Scope::Cluster,
+    ),
+    resource(
+        "authorization.k8s.io/v1",
+        "selfsubjectaccessreviews",
+        "SelfSubjectAccessReview",
         Scope::Cluster,
     ),
 ];
