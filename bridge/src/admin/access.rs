@@ -17,6 +17,7 @@ use k8s_openapi::api::authorization::v1::{
 use kube::api::PostParams;
 use kube::{Api, Client};
 use tokio::time::{Instant, timeout};
+use tracing::debug;
 
 use super::server::STATUS;
 
@@ -84,17 +85,11 @@ impl Access {
                  or on the node itself",
             ));
         };
-        let verdict = match self.known(token) {
-            Some(verdict) => verdict,
-            None => {
-                let verdict = self.ask(token).await.map_err(|why| {
-                    let text = format!("whether you may read this can't be told: {why}\n");
-                    (StatusCode::SERVICE_UNAVAILABLE, text).into_response()
-                })?;
-                self.keep(token, verdict.clone());
-                verdict
-            }
-        };
+        let verdict = self.verdict(token, Instant::now()).await;
+        let verdict = verdict.map_err(|why| {
+            let text = format!("whether you may read this can't be told: {why}\n");
+            (StatusCode::SERVICE_UNAVAILABLE, text).into_response()
+        })?;
         match verdict {
             Verdict::May => Ok(()),
             Verdict::MayNot(user) => {
@@ -109,18 +104,28 @@ impl Access {
         }
     }
 
-    fn known(&self, token: &str) -> Option<Verdict> {
+    /// What was said of a token a moment ago, or what is said now.
+    async fn verdict(&self, token: &str, now: Instant) -> Result<Verdict, String> {
+        if let Some(verdict) = self.known(token, now) {
+            return Ok(verdict);
+        }
+        let verdict = self.ask(token).await?;
+        self.keep(token, verdict.clone(), now);
+        Ok(verdict)
+    }
+
+    fn known(&self, token: &str, now: Instant) -> Option<Verdict> {
         let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        let kept = kept.get(token).filter(|it| Instant::now() < it.until)?;
+        let kept = kept.get(token).filter(|it| now < it.until)?;
         Some(kept.verdict.clone())
     }
 
-    fn keep(&self, token: &str, verdict: Verdict) {
+    fn keep(&self, token: &str, verdict: Verdict, now: Instant) {
         let lasts = match verdict {
             Verdict::May => YES_FOR,
             Verdict::MayNot(_) | Verdict::Unknown => NO_FOR,
         };
-        let until = Instant::now() + lasts;
+        let until = now + lasts;
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         if kept.len() >= KEPT_LIMIT {
             kept.clear();
@@ -185,7 +190,11 @@ async fn answered<T>(answer: impl Future<Output = kube::Result<T>>) -> Result<T,
     match timeout(ANSWER_LIMIT, answer).await {
         Ok(Ok(answer)) => Ok(answer),
         Ok(Err(kube::Error::Api(status))) => Err(status.message.clone()),
-        Ok(Err(_)) => Err("the API server can't be asked".to_owned()),
+        // The causes are for the log: whoever asks may be anybody.
+        Ok(Err(error)) => {
+            debug!(%error, "the API server can't be asked who may read the pages");
+            Err("the API server can't be asked".to_owned())
+        }
         Err(_) => Err("the API server does not answer".to_owned()),
     }
 }
@@ -201,4 +210,33 @@ fn bearer(headers: &HeaderMap) -> Option<&str> {
 fn unauthorized(why: &str) -> Response {
     let headers = [(header::WWW_AUTHENTICATE, "Bearer realm=\"gpu-bridge\"")];
     (StatusCode::UNAUTHORIZED, headers, format!("{why}\n")).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use testkit::ApiServer;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_right_that_is_taken_away_or_given_is_noticed_when_the_last_answer_is_too_old() {
+        let api = ApiServer::start().await.unwrap();
+        let config = kube::Config::new(api.url().parse().expect("a URL"));
+        let access = Access::new(Client::try_from(config).unwrap());
+        let may_not = Verdict::MayNot("ann".to_owned());
+        api.know_token("token", "ann", AUDIENCE);
+        api.let_read("ann", STATUS);
+        let start = Instant::now();
+        assert_eq!(access.verdict("token", start).await, Ok(Verdict::May));
+        api.let_read_no_more("ann", STATUS);
+        let almost = start + YES_FOR - Duration::from_millis(1);
+        assert_eq!(access.verdict("token", almost).await, Ok(Verdict::May));
+        let later = start + YES_FOR;
+        assert_eq!(access.verdict("token", later).await, Ok(may_not.clone()));
+        api.let_read("ann", STATUS);
+        let almost = later + NO_FOR - Duration::from_millis(1);
+        assert_eq!(access.verdict("token", almost).await, Ok(may_not));
+        let again = later + NO_FOR;
+        assert_eq!(access.verdict("token", again).await, Ok(Verdict::May));
+    }
 }
