@@ -16,8 +16,9 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::checkpoint::{self, Devices};
-use super::{LOG_AGAIN, PodResources, chain};
+use super::{LOG_AGAIN, PodResources};
 use crate::arbiter::{self, Handle, Observation, Told};
+use crate::follow::chain;
 use crate::uds::Throttle;
 
 /// Time between two attempts. The files are small, and each attempt is one List.

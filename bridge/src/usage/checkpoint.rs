@@ -20,7 +20,8 @@ use tokio::io::AsyncReadExt as _;
 use tracing::warn;
 
 use super::answer;
-use super::{DRIVER, RESOURCE, chain};
+use super::{DRIVER, RESOURCE};
+use crate::follow::chain;
 
 /// File in the device plugin folder (`pkg/kubelet/cm/devicemanager/types.go`, `kubeletDeviceManagerCheckpoint`).
 const DEVICES_FILE: &str = "kubelet_internal_checkpoint";

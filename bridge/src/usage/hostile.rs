@@ -142,7 +142,7 @@ mod tests {
             json!({"Data": {"PodDeviceEntries": long}}),
         ] {
             let error = devices_in(path, odd.to_string().as_bytes()).unwrap_err();
-            let told = super::super::chain(&error);
+            let told = crate::follow::chain(&error);
             assert!(told.len() < SENTENCE_BYTES, "{} bytes", told.len());
         }
     }

@@ -41,18 +41,6 @@ const LOG_AGAIN: Duration = Duration::from_secs(60);
 /// When the arbiter could not save what it was told, it is told again after this. A full disk stays full for a while.
 const TELL_AGAIN: Duration = Duration::from_secs(1);
 
-/// An error with all its causes, in one line.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        // Writing to a String can't fail.
-        let _ = write!(text, ": {error}");
-        cause = error.source();
-    }
-    text
-}
-
 /// A gRPC status in words. The transport's own reason, such as a socket that is missing, is only in its sources.
 fn status_text(status: &tonic::Status) -> String {
     let mut text = format!("{:?}: {}", status.code(), status.message());

@@ -19,8 +19,9 @@ use tracing::warn;
 
 use super::shape::{Asking, MIRROR_ANNOTATION, Role, SIDECAR_POLICY, Shape, Shown};
 use super::{Event, UNSYNCED_LIMIT};
+use crate::follow::chain;
 use crate::uds::Throttle;
-use crate::usage::{LOG_AGAIN, RESOURCE, chain};
+use crate::usage::{LOG_AGAIN, RESOURCE};
 
 /// How long a watch runs. It also bounds how long a connection that died in silence goes unnoticed.
 const WATCH_TIME: Duration = Duration::from_secs(120);
