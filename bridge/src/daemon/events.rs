@@ -191,7 +191,12 @@ impl Teller {
 
     /// Tells it at the claim, and at its pods as soon as they are known.
     fn warn(&mut self, reason: &'static str, claim: ClaimRef, note: String) {
-        self.record(About::Claim(claim.clone()), reason, note.clone());
+        self.record(
+            About::Claim(claim.clone()),
+            Severity::Warning,
+            reason,
+            note.clone(),
+        );
         if self.owed.len() < OWED_LIMIT {
             self.owed.push(Owed {
                 claim,
@@ -208,11 +213,12 @@ impl Teller {
         let now = Instant::now();
         for owed in std::mem::take(&mut self.owed) {
             let waiting = self.pods_of(&owed.claim);
-            for about in &waiting {
-                self.record(about.clone(), owed.reason, owed.note.clone());
-            }
             if waiting.is_empty() && now < owed.until {
                 self.owed.push(owed);
+                continue;
+            }
+            for about in waiting {
+                self.record(about, Severity::Warning, owed.reason, owed.note.clone());
             }
         }
     }
@@ -235,32 +241,24 @@ impl Teller {
             .collect()
     }
 
-    fn record(&self, about: About, reason: &'static str, note: String) {
-        self.recorder.record(Event {
-            about,
-            severity: Severity::Warning,
-            reason,
-            action: "Allocate",
-            note,
-        });
-    }
-
     fn warn_node(&self, reason: &'static str, note: String) {
-        self.recorder.record(Event {
-            about: About::Node,
-            severity: Severity::Warning,
-            reason,
-            action: "Serve",
-            note,
-        });
+        self.record(About::Node, Severity::Warning, reason, note);
     }
 
     fn node(&self, reason: &'static str, note: String) {
+        self.record(About::Node, Severity::Normal, reason, note);
+    }
+
+    fn record(&self, about: About, severity: Severity, reason: &'static str, note: String) {
+        let action = match about {
+            About::Node => "Serve",
+            About::Pod { .. } | About::Claim(_) => "Allocate",
+        };
         self.recorder.record(Event {
-            about: About::Node,
-            severity: Severity::Normal,
+            about,
+            severity,
             reason,
-            action: "Serve",
+            action,
             note,
         });
     }

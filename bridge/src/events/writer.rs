@@ -95,13 +95,8 @@ struct Writer {
     metrics: Metrics,
     bucket: Bucket,
     written: BTreeMap<Key, Written>,
-    /// Until then the right is taken to be missing.
-    forbidden: Option<Forbidden>,
-}
-
-/// A missing right: said once until it is there again.
-struct Forbidden {
-    until: Instant,
+    /// Until then the right is taken to be missing. `None`: it is there, as far as is known.
+    forbidden: Option<Instant>,
 }
 
 impl Writer {
@@ -111,7 +106,7 @@ impl Writer {
     }
 
     async fn outcome(&mut self, event: Event, now: Instant) -> EventOutcome {
-        if self.forbidden.as_ref().is_some_and(|it| now < it.until) {
+        if self.forbidden.is_some_and(|until| now < until) {
             return EventOutcome::Forbidden;
         }
         // This bounds the map as well: the bucket bounds what comes in.
@@ -160,9 +155,7 @@ impl Writer {
                 "Kubernetes Events can't be written; everything else goes on"
             );
         }
-        self.forbidden = Some(Forbidden {
-            until: now + RIGHT_AGAIN,
-        });
+        self.forbidden = Some(now + RIGHT_AGAIN);
         EventOutcome::Forbidden
     }
 
