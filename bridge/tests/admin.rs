@@ -14,9 +14,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use bridge_core::{
-    ClaimOffer, ClaimRef, ClaimUid, CountedOffer, DeviceId, DeviceName, Face, ForeignCause, Former,
-    Gpu, Health, Hold, HoldKind, Limits, Mode, Offers, PodName, PodRef, PodUid, Rival, Settings,
-    Side, Standing, Status, Taint, TaintReason, UnitId, UnitState, UnitStatus, Weights,
+    ClaimOffer, CountedOffer, DeviceId, DeviceName, Face, ForeignCause, Former, Gpu, Health, Hold,
+    HoldKind, Limits, Mode, Offers, PodUid, Rival, Settings, Side, Standing, Status, Taint,
+    TaintReason, UnitState, UnitStatus, Weights,
 };
 use expect_test::expect_file;
 use gpu_bridge::admin::{
@@ -36,35 +36,16 @@ use tokio_util::sync::CancellationToken;
 mod h100;
 #[path = "common/http.rs"]
 mod http;
+#[path = "common/names.rs"]
+mod names;
 use h100::h100;
+use names::{claim, pod, unit};
 
 /// Longer than any wait of the server.
 const DEADLINE: Duration = Duration::from_secs(60);
 
 fn at(seconds: u64) -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::from_secs(1_790_000_000 + seconds)
-}
-
-fn unit(number: u32) -> UnitId {
-    UnitId::new(format!("GPU-{number}")).unwrap()
-}
-
-fn claim() -> ClaimRef {
-    ClaimRef {
-        uid: ClaimUid::new("c-1").unwrap(),
-        namespace: "train".to_owned(),
-        name: "llm".to_owned(),
-    }
-}
-
-fn pod(name: &str) -> PodRef {
-    PodRef {
-        name: PodName {
-            namespace: "default".to_owned(),
-            name: name.to_owned(),
-        },
-        uid: Some(PodUid::new(format!("uid-{name}")).unwrap()),
-    }
 }
 
 fn gpu(number: u32) -> Gpu {
@@ -98,17 +79,19 @@ fn some_of_everything() -> Status {
         HoldKind::Granted { id: id(0) },
         HoldKind::Bound {
             id: id(1),
-            pod: pod("counted"),
+            pod: pod("default", "counted"),
         },
         HoldKind::Reserved { claim: claim() },
         HoldKind::Prepared { claim: claim() },
         HoldKind::Foreign {
             cause: ForeignCause::UnknownProcess,
         },
-        lingering(Former::Counted(Some(pod("killed")))),
+        lingering(Former::Counted(Some(pod("default", "killed")))),
         lingering(Former::Claim(claim())),
         HoldKind::Foreign {
-            cause: ForeignCause::UnknownUnitOf { pod: pod("old") },
+            cause: ForeignCause::UnknownUnitOf {
+                pod: pod("default", "old"),
+            },
         },
     ];
     let mut units: Vec<UnitStatus> = (0..)
@@ -269,16 +252,11 @@ async fn get(address: SocketAddr, path: &str) -> (u16, String) {
 
 /// The whole answer to somebody with a bearer token.
 async fn get_with(token: &str, address: SocketAddr, path: &str) -> (u16, String) {
-    let mut stream = TcpStream::connect(address).await.unwrap();
-    let request = format!(
-        "GET {path} HTTP/1.1\r\nHost: test\r\nAuthorization: Bearer {token}\r\nConnection: close\r\n\r\n"
-    );
-    stream.write_all(request.as_bytes()).await.unwrap();
-    let mut answer = String::new();
-    let read = timeout(DEADLINE, stream.read_to_string(&mut answer)).await;
-    read.unwrap().unwrap();
-    let code = answer.split_whitespace().nth(1).unwrap().parse().unwrap();
-    (code, answer)
+    let stream = TcpStream::connect(address).await.unwrap();
+    let what = format!("GET {path}");
+    let header = format!("Authorization: Bearer {token}\r\n");
+    let answer = timeout(DEADLINE, http::exchange(stream, &what, &header, "")).await;
+    answer.unwrap().unwrap()
 }
 
 /// Answers the next call of the server.

@@ -3,35 +3,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use bridge_core::{
-    ClaimRef, ClaimUid, CountedOffer, DeviceId, DeviceName, EndCause, ForeignCause, Health, Hold,
-    HoldKind, Mode, Offers, PodName, PodRef, PodUid, Settings, Side, Standing, Status, UnitId,
-    UnitState, UnitStatus,
+    CountedOffer, DeviceId, DeviceName, EndCause, ForeignCause, Health, Hold, HoldKind, Mode,
+    Offers, Settings, Side, Standing, Status, UnitState, UnitStatus,
 };
 
 use super::scene::PLACES;
 use super::*;
 
-fn unit(number: usize) -> UnitId {
-    UnitId::new(format!("GPU-{number}")).unwrap()
-}
-
-fn claim() -> ClaimRef {
-    ClaimRef {
-        uid: ClaimUid::new("c-1").unwrap(),
-        namespace: "train".to_owned(),
-        name: "llm".to_owned(),
-    }
-}
-
-fn pod() -> PodRef {
-    PodRef {
-        name: PodName {
-            namespace: "tenant".to_owned(),
-            name: "secretive".to_owned(),
-        },
-        uid: Some(PodUid::new("p-1").unwrap()),
-    }
-}
+#[path = "../../tests/common/names.rs"]
+mod names;
+use names::{claim, pod, unit};
 
 /// A unit in every state, and one for every kind of hold.
 fn everything() -> Status {
@@ -48,7 +29,7 @@ fn everything() -> Status {
         HoldKind::Granted { id: id(6) },
         HoldKind::Bound {
             id: id(7),
-            pod: pod(),
+            pod: pod("tenant", "secretive"),
         },
         HoldKind::Reserved { claim: claim() },
         HoldKind::Prepared { claim: claim() },
@@ -61,7 +42,7 @@ fn everything() -> Status {
         let hold = Hold::exclusive(kind, SystemTime::UNIX_EPOCH);
         (UnitState::Held, vec![hold])
     });
-    let units = free.chain(held).enumerate();
+    let units = (0..).zip(free.chain(held));
     let units = units.map(|(number, (state, holds))| UnitStatus {
         unit: unit(number),
         device: DeviceName::new(format!("gpu-{number}")).unwrap(),
