@@ -253,9 +253,7 @@ impl ReadyPage {
             conditions: condition_pages(conditions),
         }
     }
-}
 
-impl ReadyPage {
     /// The same for anybody: without the messages, which may name pods.
     #[must_use]
     pub fn in_brief(conditions: &BTreeMap<ConditionName, Condition>) -> Self {

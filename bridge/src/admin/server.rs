@@ -112,8 +112,9 @@ impl Pages {
     }
 }
 
-/// Serves the pages over TCP until `stop`. Who can reach it from elsewhere than this node is told of nobody's pods. What is being answered at that moment is cut off: no page is worth a wait
-/// of the daemon's end.
+/// Serves the pages over TCP until `stop`. On an address that others than this node can reach, pages that name pods are
+/// for those alone whom the API server lets read them. What is being answered at the end is cut off: no page is worth a
+/// wait of the daemon's end.
 ///
 /// # Errors
 /// The listener broke.
