@@ -16,7 +16,7 @@ use kube::core::WatchEvent;
 use kube::{Api, Resource};
 use serde::de::DeserializeOwned;
 use tokio::sync::{mpsc, watch};
-use tokio::time::{Instant, sleep, timeout, timeout_at};
+use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 use tracing::{debug, info, warn};
 
 /// How long a watch runs before it is opened anew where nothing else ends it. It also bounds how long a connection
@@ -51,8 +51,8 @@ pub(crate) struct Config {
     pub(crate) fields: Option<String>,
     /// Objects per page of a list.
     pub(crate) page_size: u32,
-    /// What follows when a watch has run its time.
-    pub(crate) after: After,
+    /// How often everything is listed.
+    pub(crate) lists: Lists,
     /// After this long without a running watch what was seen counts as unknown.
     pub(crate) unknown_after: Duration,
     /// Where it is said why no watch runs, at once and in every attempt; for those who must tell a missing right from
@@ -72,22 +72,20 @@ pub(crate) enum Trouble {
     Other(String),
 }
 
-/// What follows when a watch has run its time.
+/// Whether a watch is believed by itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum After {
-    /// The next watch goes on where it ended.
-    Resume,
-    /// Everything is listed anew. A list shows what a watch has lost (k/k#132683).
-    Relist(
-        /// The time of a watch.
-        Duration,
-    ),
+pub(crate) enum Lists {
+    /// Everything is listed where no watch can go on from what was seen.
+    Once,
+    /// Everything is listed again after this time, too, beside the watch. A list shows what a watch has lost
+    /// (k/k#132683).
+    Every(Duration),
 }
 
 /// What was seen.
 #[derive(Debug)]
 pub(crate) enum Event<T> {
-    /// All there is. [`Event::Running`] follows at once.
+    /// All there is. Unless the watch runs already, [`Event::Running`] follows at once.
     Listed(Vec<T>),
     /// One was made or changed.
     Applied(T),
@@ -127,13 +125,14 @@ pub(crate) async fn run<K, T>(
             return;
         };
         let opened = Instant::now();
-        let Some(end) = follower.pass_on(stream, version).await else {
+        // Events of this size are in it several times.
+        let Some(end) = Box::pin(follower.pass_on(stream, version)).await else {
             return;
         };
         if let Some(error) = &end.error {
             complaints.about(error);
         }
-        let ran_its_time = opened.elapsed() + WATCH_MARGIN >= follower.watch_time();
+        let ran_its_time = opened.elapsed() + WATCH_MARGIN >= WATCH_TIME;
         at = end.version.map(|version| Resume {
             version,
             server: if end.error.is_none() && ran_its_time {
@@ -178,6 +177,16 @@ struct End {
     /// From where the next can go on; `None`: it can't.
     version: Option<String>,
     error: Option<String>,
+}
+
+impl End {
+    /// The next follows on a list.
+    fn anew(error: Option<String>) -> Self {
+        Self {
+            version: None,
+            error,
+        }
+    }
 }
 
 impl<K, D, W, T> Follower<K, D, W, T>
@@ -288,7 +297,7 @@ where
     }
 
     async fn open(&self, from: &str) -> Result<Stream<K>, Failed> {
-        let seconds = u32::try_from(self.watch_time().as_secs()).unwrap_or(u32::MAX);
+        let seconds = u32::try_from(WATCH_TIME.as_secs()).unwrap_or(u32::MAX);
         let mut params = WatchParams::default().timeout(seconds);
         if let Some(fields) = &self.config.fields {
             params = params.fields(fields);
@@ -310,9 +319,8 @@ where
             Ok(Err(error)) => return Err(failed(&error)),
             Ok(Ok(page)) => page,
         };
-        let number = |version: &str| version.parse::<u64>().ok();
         let now = page.metadata.resource_version.as_deref().and_then(number);
-        // Versions are numbers that grow (KEP-5504); what is none can't be gone on from.
+        // What is no number can't be gone on from.
         Ok(match (now, number(seen)) {
             (Some(now), Some(seen)) => now < seen,
             (None, _) | (_, None) => true,
@@ -349,35 +357,49 @@ where
         }
     }
 
-    fn watch_time(&self) -> Duration {
-        match self.config.after {
-            After::Resume => WATCH_TIME,
-            After::Relist(time) => time,
+    /// When everything is listed again, if nothing else happens.
+    fn next_list(&self) -> Option<Instant> {
+        match self.config.lists {
+            Lists::Once => None,
+            Lists::Every(time) => Some(Instant::now() + time),
         }
     }
 
     /// Passes events on until the watch ends. `None`: nobody listens any more.
-    async fn pass_on(&self, mut stream: Stream<K>, mut version: String) -> Option<End> {
-        let deadline = Instant::now() + self.watch_time() + WATCH_MARGIN;
+    async fn pass_on(&self, mut stream: Stream<K>, version: String) -> Option<End> {
+        let deadline = Instant::now() + WATCH_TIME + WATCH_MARGIN;
+        let mut due = self.next_list();
+        let mut progress = Progress::from(version);
         let error = loop {
-            let event = match timeout_at(deadline, stream.try_next()).await {
+            let event = tokio::select! {
+                event = timeout_at(deadline, stream.try_next()) => event,
+                () = at(due) => match self.list().await {
+                    Ok((all, version)) if progress.lists(&version) => {
+                        due = self.next_list();
+                        self.events.send(Event::Listed(all)).await.ok()?;
+                        continue;
+                    }
+                    // Of a server with an older state, or overtaken by the watch: only a watch from a list is sure.
+                    Ok(_) => return Some(End::anew(None)),
+                    Err(failed) => return Some(End::anew(failed.into_text())),
+                }
+            };
+            let event = match event {
                 Err(_) => break Some("the watch did not end in its time".to_owned()),
                 Ok(Err(error)) => break Some(chain(&error)),
                 Ok(Ok(None)) => break None,
                 Ok(Ok(Some(event))) => event,
             };
             let told = match event {
-                WatchEvent::Added(object) | WatchEvent::Modified(object) => {
-                    advance(&mut version, &object);
-                    Event::Applied((self.digest)(object))
-                }
-                WatchEvent::Deleted(object) => {
-                    advance(&mut version, &object);
-                    Event::Deleted((self.digest)(object))
-                }
+                WatchEvent::Added(object) | WatchEvent::Modified(object) => progress
+                    .sees(&object)
+                    .then(|| Event::Applied((self.digest)(object))),
+                WatchEvent::Deleted(object) => progress
+                    .sees(&object)
+                    .then(|| Event::Deleted((self.digest)(object))),
                 WatchEvent::Bookmark(bookmark) => {
-                    version = bookmark.metadata.resource_version;
-                    continue;
+                    progress.comes_to(&bookmark.metadata.resource_version);
+                    None
                 }
                 WatchEvent::Error(status) => {
                     debug!(
@@ -385,20 +407,83 @@ where
                         code = status.code,
                         "watch ended by the server"
                     );
-                    return Some(End {
-                        version: None,
-                        error: (status.code != EXPIRED).then(|| status.message.clone()),
-                    });
+                    return Some(End::anew(
+                        (status.code != EXPIRED).then(|| status.message.clone()),
+                    ));
                 }
             };
-            self.events.send(told).await.ok()?;
+            if let Some(told) = told {
+                self.events.send(told).await.ok()?;
+            }
         };
-        let version = match self.config.after {
-            After::Resume => Some(version),
-            After::Relist(_) => None,
-        };
+        let version = Some(progress.version);
         Some(End { version, error })
     }
+}
+
+async fn at(time: Option<Instant>) {
+    match time {
+        Some(time) => sleep_until(time).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// How far a watch has come.
+struct Progress {
+    /// From where the next can go on.
+    version: String,
+    /// The version of the newest object that it has shown.
+    newest: Option<u64>,
+    /// The version of the last list beside it.
+    listed: Option<u64>,
+}
+
+impl Progress {
+    fn from(version: String) -> Self {
+        Self {
+            version,
+            newest: None,
+            listed: None,
+        }
+    }
+
+    /// Whether an object is news: what was listed beside the watch may come out of it later.
+    fn sees(&mut self, object: &impl Resource) -> bool {
+        let Some(version) = &object.meta().resource_version else {
+            return true;
+        };
+        let is_news = self.comes_to(version);
+        if is_news {
+            self.newest = number(version);
+        }
+        is_news
+    }
+
+    /// Whether a version is later than the last list, as far as that can be told.
+    fn comes_to(&mut self, version: &str) -> bool {
+        let number = number(version);
+        let is_later = number.is_none() || number > self.listed;
+        if is_later {
+            version.clone_into(&mut self.version);
+        }
+        is_later
+    }
+
+    /// Whether a list shows all that the watch has shown.
+    fn lists(&mut self, version: &str) -> bool {
+        let number = number(version);
+        let shows_all = number >= self.newest;
+        if shows_all {
+            self.listed = number;
+            version.clone_into(&mut self.version);
+        }
+        shows_all
+    }
+}
+
+/// Versions are numbers that grow (KEP-5504).
+fn number(version: &str) -> Option<u64> {
+    version.parse().ok()
 }
 
 /// HTTP status of a resource version that is too old to go on from.
@@ -414,6 +499,16 @@ enum Failed {
     /// A role does not allow it.
     Forbidden(String),
     Error(String),
+}
+
+impl Failed {
+    /// What there is to complain about.
+    fn into_text(self) -> Option<String> {
+        match self {
+            Self::NobodyListens | Self::Expired => None,
+            Self::Forbidden(error) | Self::Error(error) => Some(error),
+        }
+    }
 }
 
 fn failed(error: &kube::Error) -> Failed {
@@ -432,12 +527,6 @@ fn no_answer(to: &str) -> String {
         "no answer to the {to} within {} s",
         ANSWER_TIMEOUT.as_secs()
     )
-}
-
-fn advance<K: Resource>(version: &mut String, object: &K) {
-    if let Some(newer) = &object.meta().resource_version {
-        version.clone_from(newer);
-    }
 }
 
 /// Between half and all of a pause, so that the nodes of a cluster do not come back in step.
@@ -498,6 +587,7 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
 #[cfg(test)]
 mod tests {
     use k8s_openapi::api::core::v1::Node;
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
     use kube::Client;
     use serde_json::json;
     use testkit::ApiServer;
@@ -512,7 +602,7 @@ mod tests {
     /// Follows the names of all nodes.
     fn follow_nodes(
         api: &ApiServer,
-        after: After,
+        lists: Lists,
     ) -> (mpsc::Receiver<Event<String>>, JoinHandle<()>) {
         let client =
             Client::try_from(kube::Config::new(api.url().parse().expect("a URL"))).unwrap();
@@ -521,7 +611,7 @@ mod tests {
             what: "nodes",
             fields: None,
             page_size: 10,
-            after,
+            lists,
             unknown_after: UNKNOWN_AFTER,
             trouble: None,
         };
@@ -534,22 +624,49 @@ mod tests {
     async fn a_follower_that_relists_shows_everything_again_and_again() {
         let api = ApiServer::start().await.unwrap();
         api.put("nodes", node("a"));
-        let (mut seen, following) = follow_nodes(&api, After::Relist(Duration::from_secs(1)));
-        let mut lists = 0;
+        let (mut seen, following) = follow_nodes(&api, Lists::Every(Duration::from_secs(1)));
+        let (mut lists, mut runs) = (0, 0);
         while lists < 3 {
             match seen.recv().await.expect("it goes on") {
                 Event::Listed(all) => {
                     assert_eq!(all, ["a"]);
                     lists += 1;
                 }
-                Event::Running => {}
+                Event::Running => runs += 1,
                 Event::Applied(_) | Event::Deleted(_) | Event::Unknown => {
                     panic!("nothing happened in between")
                 }
             }
         }
+        let watches = api.count("watch", "nodes");
+        assert_eq!((runs, watches), (1, 1), "one watch goes on beside them");
+        api.put("nodes", node("b"));
+        while !matches!(seen.recv().await, Some(Event::Applied(name)) if name == "b") {}
         drop(seen);
         following.await.expect("it ends when nobody listens");
+    }
+
+    #[test]
+    fn a_list_beside_a_watch_is_believed_if_it_shows_all_that_the_watch_has_shown() {
+        let node = |version: &str| Node {
+            metadata: ObjectMeta {
+                resource_version: Some(version.to_owned()),
+                ..ObjectMeta::default()
+            },
+            ..Node::default()
+        };
+        let mut progress = Progress::from("5".to_owned());
+        assert!(progress.sees(&node("7")));
+        assert!(!progress.lists("6"), "the server is put back, or was slow");
+        assert!(progress.lists("9"));
+        // On its way since before the list: it would bring back what the list shows as changed or gone.
+        assert!(!progress.sees(&node("8")));
+        assert!(!progress.comes_to("8"));
+        assert_eq!(progress.version, "9");
+        assert!(progress.sees(&node("10")));
+        assert!(progress.comes_to("12"));
+        assert!(progress.lists("11"), "a bookmark shows nothing");
+        assert_eq!(progress.version, "11");
     }
 
     #[tokio::test]
@@ -559,7 +676,7 @@ mod tests {
         let backup = api.back_up();
         api.delete("nodes", "", "old");
         api.put("nodes", node("new"));
-        let (mut seen, following) = follow_nodes(&api, After::Resume);
+        let (mut seen, following) = follow_nodes(&api, Lists::Once);
         let mut listed = async || {
             loop {
                 match seen.recv().await.expect("it goes on") {

@@ -28,7 +28,7 @@ use tracing::{debug, info, warn};
 
 use super::{RESOURCE, RegistrationState};
 use crate::arbiter::{self, Handle, Observation};
-use crate::follow::{self, After, Complaints, Event, Trouble, chain};
+use crate::follow::{self, Complaints, Event, Lists, Trouble, chain};
 
 /// After this long without a running watch the count is unknown. Short, since a count that is not seen can be
 /// reverted unseen; long enough for an API server that closes a watch and takes the next.
@@ -189,7 +189,7 @@ pub async fn run_node_status(
             what: "nodes",
             fields: Some(format!("metadata.name={}", inputs.node)),
             page_size: 1,
-            after: After::Resume,
+            lists: Lists::Once,
             unknown_after: UNSEEN_AFTER,
             trouble: Some(trouble),
         },

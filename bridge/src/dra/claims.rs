@@ -29,7 +29,7 @@ use self::teller::Teller;
 use super::opaque;
 use super::{DRIVER, chain};
 use crate::arbiter::{self, Handle};
-use crate::follow::{self, After, Event};
+use crate::follow::{self, Event, Lists};
 
 /// How long the API server may take to show a claim. The kubelet gives the whole call 45 s and comes back after
 /// some 80 s, so a short limit leaves time to wait for the unit itself.
@@ -481,7 +481,7 @@ pub async fn run(
             what: "resourceclaims",
             fields: None,
             page_size: PAGE_SIZE,
-            after: After::Resume,
+            lists: Lists::Once,
             unknown_after: follow::UNKNOWN_AFTER,
             trouble: None,
         },

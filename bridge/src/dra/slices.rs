@@ -26,7 +26,7 @@ use tracing::{debug, info, warn};
 
 use self::ask::{Refusal, ask};
 use super::DRIVER;
-use crate::follow::{self, After, Complaints, Event};
+use crate::follow::{self, Complaints, Event, Lists};
 use crate::metrics::{Metrics, SliceWrite};
 
 /// The most devices of a slice in which any device has a taint
@@ -36,9 +36,10 @@ pub const DEVICE_LIMIT: usize = 64;
 /// Annotation of the slice with the mode of its node, for other schedulers and for who looks at all nodes.
 pub const MODE_ANNOTATION: &str = "gpu-bridge.dev/mode";
 
-/// How often all slices of this driver and node are listed anew. A watch has been seen to lose the deletion of a
-/// slice that had just been written (k/k#132683).
-pub const RELIST: Duration = Duration::from_secs(60);
+/// How often all slices of this driver and node are listed beside the watch. A watch has been seen to lose the deletion
+/// of a slice that had just been written (k/k#132683); more often would cost an idle node more than two requests a
+/// minute in all.
+pub const RELIST: Duration = Duration::from_secs(90);
 
 /// A slice that somebody deleted is made again at once, but not more often than this: whoever deletes it all the
 /// time (a kubelet that restarts in a loop) gets no storm.
@@ -135,7 +136,7 @@ pub async fn run(
             what: "resourceslices",
             fields: Some(selector(&node)),
             page_size: PAGE_SIZE,
-            after: After::Relist(RELIST),
+            lists: Lists::Every(RELIST),
             unknown_after: follow::UNKNOWN_AFTER,
             trouble: None,
         },

@@ -29,7 +29,7 @@ use self::claims::{ClaimSpec, Class};
 use self::shape::Seen;
 use super::TELL_AGAIN;
 use crate::arbiter::{self, Handle, Observation, Told};
-use crate::follow::{self, After, Trouble, chain};
+use crate::follow::{self, Lists, Trouble, chain};
 
 /// Objects per page of a list.
 const PAGE_SIZE: u32 = 250;
@@ -180,7 +180,7 @@ fn what(
         what,
         fields,
         page_size: PAGE_SIZE,
-        after: After::Resume,
+        lists: Lists::Once,
         unknown_after: follow::UNKNOWN_AFTER,
         trouble: Some(trouble),
     }
