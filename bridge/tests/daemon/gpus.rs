@@ -170,6 +170,10 @@ async fn while_library_and_kernel_module_differ_it_is_not_ready_and_says_so_and_
     world.has("NvmlAnswering").await;
     world.ready().await;
     assert_eq!(world.holds().await, held);
+    until("the kubelet has a free id again", SOON, async || {
+        world.kubelet().healthy(RESOURCE).len() > 1
+    })
+    .await;
     world.run_counted("c", 1).await;
     world.run_claimant("d", "gpu-1").await;
 }
