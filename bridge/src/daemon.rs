@@ -15,6 +15,7 @@ mod feeds;
 mod handout;
 mod leave;
 mod lookout;
+mod nodes;
 mod preview;
 mod reign;
 mod rights;
@@ -55,6 +56,7 @@ use crate::{device_plugin, dra, usage};
 pub use self::client::Wrong as WrongKubeconfig;
 use self::client::client;
 pub use self::doctor::{Advice, Finding, Level, examine};
+pub use self::nodes::{NodePage, NodeState, Share, all_nodes};
 pub use self::preview::{Foresight, Preview, preview};
 pub use self::rights::{DEMAND_RIGHTS, RIGHTS, Right, WATCH_OF_CLAIMS};
 

@@ -242,6 +242,7 @@ fn kubernetes_and_protobuf_types_stop_where_they_are_translated() {
         let kubernetes = [
             "admin/access",
             "daemon/doctor",
+            "daemon/nodes",
             "device_plugin/node_status",
             "dra/claims",
             "dra/slices",

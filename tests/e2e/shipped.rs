@@ -241,6 +241,21 @@ async fn switch(world: &World, mode: &str) {
         .await;
 }
 
+/// `status --all-nodes` in the daemon's container, with the daemon's own rights.
+async fn all_nodes_say_the_same(world: &World, container: &Container) {
+    world
+        .wait_for("all GPUs are told as held", STARTED, async |_: &World| {
+            let output = container.exec(&["status", "--all-nodes", "-o", "json"]);
+            assert!(output.status.success(), "{}", text(&output));
+            let page: Value = serde_json::from_slice(&output.stdout).expect("a page of JSON");
+            let held = json!({"held": 1, "free": 0});
+            page["nodes"]
+                == json!([{"node": "node-0", "state": "Ready", "mode": "both", "gpus": 2,
+                    "counted": held, "claims": held}])
+        })
+        .await;
+}
+
 /// Waits until what the daemon has written in the API includes this.
 async fn wait_written(world: &World, verb: &str, path: &str) {
     let what = format!("{verb} {path} by the daemon");
@@ -298,6 +313,7 @@ async fn the_shipped_daemonset_brings_a_daemon_that_has_all_it_needs_and_serves_
     let claimed = world.gpus_of("claimed").await;
     assert_eq!((counted.len(), claimed.len()), (1, 1));
     assert_ne!(counted, claimed);
+    all_nodes_say_the_same(&world, &container).await;
     world.delete("claimed").await;
     switch(&world, "legacy").await;
 

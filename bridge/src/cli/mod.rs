@@ -6,6 +6,7 @@
 
 mod doctor;
 mod ledger;
+mod nodes;
 mod overview;
 mod paint;
 mod probe;
@@ -64,7 +65,7 @@ pub struct Cli {
 pub enum Command {
     /// Runs the daemon of this node until it is told to stop.
     Run(Box<RunArgs>),
-    /// Shows who has which GPU on this node, and what the daemon still waits for.
+    /// Shows who has which GPU on this node, and what the daemon still waits for; or what is free on all nodes.
     Status(StatusArgs),
     /// Looks for what is missing on this node and in its cluster, and says why it matters and what to do.
     ///
@@ -112,6 +113,9 @@ pub enum Error {
     /// The daemon could not be asked.
     #[error("no status")]
     Status(#[from] ClientError),
+    /// The nodes of the cluster could not be looked at.
+    #[error("no status of the nodes")]
+    Nodes(#[source] anyhow::Error),
     /// The daemon says no, or nothing.
     #[error("the probe failed")]
     Probe(#[source] ClientError),
@@ -158,6 +162,7 @@ impl Error {
             }
             Self::Daemon(_)
             | Self::Status(_)
+            | Self::Nodes(_)
             | Self::Probe(_)
             | Self::Unwell(_)
             | Self::Ledger(_)

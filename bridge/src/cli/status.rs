@@ -1,16 +1,19 @@
-//! `gpu-bridge status`: who has which GPU on this node, as the daemon here says.
+//! `gpu-bridge status`: who has which GPU on this node, as the daemon here says; or what is free on all nodes.
 
 use std::io::{self, IsTerminal as _, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use jiff::Timestamp;
 
+use super::nodes;
 use super::overview::{Look, Shape, describe};
 use super::paint::Colours;
 use super::socket::SocketArgs;
+use super::table::LINE;
 use crate::admin::{self, ClientError, StatusPage};
+use crate::daemon::{self, NodePage};
 
 /// How often `--watch` asks the daemon, which answers from memory.
 const WATCH_PERIOD: Duration = Duration::from_secs(1);
@@ -28,6 +31,12 @@ pub struct StatusArgs {
     /// Shows it again whenever something has changed, until it is interrupted. It stays when the daemon restarts.
     #[arg(long, short)]
     watch: bool,
+    /// Shows instead what is free on each node of the cluster, with your own credentials and without asking a daemon.
+    #[arg(long, conflicts_with = "watch")]
+    all_nodes: bool,
+    /// With --all-nodes: how to reach the API server [default: as kubectl does, or the service account of a pod].
+    #[arg(long, value_name = "FILE", requires = "all_nodes")]
+    kubeconfig: Option<PathBuf>,
 }
 
 /// How the answer is written.
@@ -47,8 +56,13 @@ impl StatusArgs {
     ///
     /// # Errors
     /// The daemon is not there, or does not answer with a status page; with `--watch` that is shown and asked again. The
-    /// answer can't be written.
+    /// answer can't be written. With `--all-nodes`: the API server does not show what is needed.
     pub(super) async fn execute(self, out: &mut impl Write) -> Result<(), super::Error> {
+        if self.all_nodes {
+            let nodes = daemon::all_nodes(self.kubeconfig.as_deref()).await;
+            let nodes = nodes.map_err(super::Error::Nodes)?;
+            return Ok(out.write_all(self.of_all(&nodes).as_bytes())?);
+        }
         let socket = self.socket.clone().path();
         if !self.watch {
             let page = admin::status(&socket).await?;
@@ -93,6 +107,15 @@ impl StatusArgs {
             out.flush()?;
             shown = Some(now);
         }
+    }
+
+    fn of_all(&self, all: &[NodePage]) -> String {
+        let longest = match self.output {
+            Output::Table => LINE,
+            Output::Wide => usize::MAX,
+            Output::Json => return nodes::json(all),
+        };
+        nodes::describe(all, longest, Colours::of_standard_output())
     }
 
     fn text(&self, page: &StatusPage) -> String {

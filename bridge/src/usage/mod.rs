@@ -23,7 +23,7 @@ pub use adoption::{AdoptionInputs, UnitMinors, UnpreparedClaims, run_adoption};
 pub use checkpoint::checkpointed_claims;
 pub use pending::{DemandState, run_pending};
 pub use pod_resources::{AskAbout, Error, PodResources, ask_about, run_listing};
-pub use pods::{PodsOut, is_starting, run_pods};
+pub use pods::{PodsOut, counted, is_starting, run_pods};
 pub use processes::{pod_of_process, process_name};
 
 #[cfg(any(test, fuzzing))]

@@ -24,6 +24,7 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
+pub use self::api::counted;
 pub(super) use self::api::shown;
 pub use self::kubelet::is_starting;
 use self::shape::Shown;

@@ -5,9 +5,10 @@ use std::process::{Output, Stdio};
 use std::sync::{Arc, Mutex};
 
 use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
 
 use crate::process::gpu_bridge;
-use crate::world::{SOON, World, pod_uid, until};
+use crate::world::{NODE, RESOURCE, SOON, World, pod_uid, until};
 
 /// Runs a verb with these arguments to its end.
 async fn verb(arguments: Vec<String>) -> Output {
@@ -48,6 +49,16 @@ impl World {
             parts.iter().all(|part| history.contains(part))
         })
         .await;
+    }
+
+    /// As an admin with a kubeconfig asks.
+    async fn all_nodes(&self, more: &[&str]) -> Output {
+        let file = self.path("admin.kubeconfig");
+        self.api.kubeconfig(&file);
+        let file = file.display().to_string();
+        let line = ["status", "--all-nodes", "--kubeconfig", &file];
+        let words = line.iter().chain(more);
+        verb(words.map(|&word| word.to_owned()).collect()).await
     }
 
     async fn release(&self, unit: &str, force: bool) -> Output {
@@ -145,6 +156,78 @@ async fn a_watch_shows_each_change_and_a_restart_and_ends_well_when_it_is_interr
     let mut child = child.unwrap();
     let shown = Arc::new(Mutex::new(String::new()));
     let to = Arc::clone(&shown);
+/// What `status --all-nodes` says of this node, as its held and free counted GPUs and those of claims; and what the
+/// daemon says of what is free.
+async fn beside_each_other(world: &World) -> ([u64; 4], [usize; 2]) {
+    let output = world.all_nodes(&["-o", "json"]).await;
+    assert!(output.status.success(), "{}", said(&output));
+    let page: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let nodes = page["nodes"].as_array().unwrap();
+    let node = nodes.iter().find(|it| it["node"] == NODE).unwrap();
+    let number = |kind: &str, what: &str| node[kind][what].as_u64().unwrap();
+    let told = [
+        number("counted", "held"),
+        number("claims", "held"),
+        number("counted", "free"),
+        number("claims", "free"),
+    ];
+    let offers = world.status().await["offers"].clone();
+    let count = |face: &str, is_free: &dyn Fn(&Value) -> bool| {
+        let all = offers[face].as_array().unwrap();
+        all.iter().filter(|it| is_free(it)).count()
+    };
+    let counted = count("legacy", &|it| {
+        it["free"] == true && it["health"] == "Healthy"
+    });
+    let claims = count("dra", &|it| {
+        it["taint"].is_null() && it["heldByClaim"] == false
+    });
+    (told, [counted, claims])
+}
+
+#[tokio::test]
+async fn of_all_nodes_it_is_told_what_is_held_and_free_though_nobody_publishes_that() {
+    let world = World::new(4).await;
+    world.api.allow("patch", "nodes/status");
+    let mut world = world.started().await;
+    let gpus = |count: &str| json!({"status": {"capacity": {RESOURCE: count}}});
+    world.api.patch("nodes", "", NODE, &gpus("4"));
+    let mut other = gpus("2");
+    other["metadata"] = json!({"name": "without-a-bridge"});
+    world.api.put("nodes", other);
+    world.run_counted("a", 1).await;
+    until("one is for claims", SOON, async || {
+        !world.open_devices().is_empty()
+    })
+    .await;
+    let device = world.open_devices().remove(0);
+    world.run_claimant("b", &device).await;
+    until("both say the same is free", SOON, async || {
+        let ([counted, claims, for_counted, for_claims], free) = beside_each_other(&world).await;
+        let told = [for_counted, for_claims].map(|it| usize::try_from(it).unwrap());
+        (counted, claims) == (1, 1) && told == free && free != [0, 0]
+    })
+    .await;
+    let table = said(&world.all_nodes(&[]).await);
+    for part in ["node-0", "without-a-bridge", "both", "of 6 GPUs on 2 nodes"] {
+        assert!(table.contains(part), "{part:?} is missing in:\n{table}");
+    }
+
+    world.api.forbid("list", "pods");
+    let output = world.all_nodes(&[]).await;
+    assert_eq!(output.status.code(), Some(1));
+    let why = said(&output);
+    assert!(why.contains("kubectl auth can-i list pods"), "{why}");
+    world.api.allow("list", "pods");
+    world.stop_daemon().await;
+    let output = world.all_nodes(&[]).await;
+    assert!(
+        output.status.success(),
+        "no daemon is asked: {}",
+        said(&output)
+    );
+}
+
     let answers = BufReader::new(child.stdout.take().unwrap());
     let reader = std::thread::spawn(move || {
         for line in answers.lines().map_while(Result::ok) {

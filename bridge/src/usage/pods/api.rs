@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::pin::pin;
 use std::time::Duration;
 
-use bridge_core::PodUid;
+use bridge_core::{PodPhase, PodUid};
 use futures::TryStreamExt as _;
 use k8s_openapi::api::core::v1::{Container, Pod};
 use kube::api::{ListParams, WatchParams};
@@ -235,6 +235,14 @@ fn uid(pod: &Pod) -> &str {
     pod.annotations()
         .get(MIRROR_ANNOTATION)
         .map_or(own, String::as_str)
+}
+
+/// How many GPUs a scheduler subtracts for a pod from the count of the Node that it is bound to; 0 for one that has ended.
+#[must_use]
+pub fn counted(pod: &Pod) -> u32 {
+    let bound = shown(pod).map(|shown| shown.bound);
+    let live = bound.filter(|bound| bound.phase == PodPhase::Live);
+    live.map_or(0, |bound| bound.may_own)
 }
 
 /// What counts of a pod.
