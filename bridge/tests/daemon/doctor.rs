@@ -49,6 +49,7 @@ async fn a_node_that_is_well_has_no_problem_with_a_daemon_and_without() {
         "2 GPUs, driver 580",
         "v1.37.2 answers",
         "resource.k8s.io/v1 is served",
+        "device taints the API server keeps them",
         "verbs of manifests/base/rbac.yaml",
         "containerd://2.4.0",
         "nobody else serves",
@@ -82,6 +83,7 @@ async fn each_thing_that_is_missing_is_named_with_why_and_what_to_do() {
     furnish(&world);
     world.api.forbid("watch", "pods");
     world.api.forbid("patch", "nodes/status");
+    world.api.drop_taints();
     let class = json!({"metadata": {"name": "maps"}, "spec": {"extendedResourceName": RESOURCE}});
     world.api.put("deviceclasses", class);
     let _rival = UnixListener::bind(world.device_plugin_dir().join("nvidia-gpu.sock")).unwrap();
@@ -100,6 +102,7 @@ async fn each_thing_that_is_missing_is_named_with_why_and_what_to_do() {
         "problem other daemons another daemon serves nvidia.com/gpu at",
         "watch pods is missing",
         "patch nodes/status is missing",
+        "warning device taints the API server drops them",
         "do: apply manifests/base/rbac.yaml anew",
         "problem DeviceClasses maps has extendedResourceName",
     ] {

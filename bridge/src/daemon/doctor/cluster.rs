@@ -6,13 +6,16 @@ use std::fmt::Display;
 use std::future::Future;
 use std::time::Duration;
 
-use bridge_core::Face;
+use bridge_core::{Face, TAINT_KEY, TaintEffect};
 use futures::future::join_all;
 use k8s_openapi::api::authorization::v1::{
     ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec,
 };
 use k8s_openapi::api::core::v1::Node;
-use k8s_openapi::api::resource::v1::DeviceClass;
+use k8s_openapi::api::resource::v1::{
+    Device, DeviceClass, DeviceTaint, ResourcePool, ResourceSlice, ResourceSliceSpec,
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{Api, ListParams, PostParams};
 use tokio::time::timeout;
 
@@ -21,6 +24,7 @@ use crate::cli::RunOptions;
 use crate::config::{Demand, Notice};
 use crate::daemon::client;
 use crate::daemon::rights::{DEMAND_RIGHTS, RIGHTS, Right, WATCH_OF_CLAIMS};
+use crate::dra::DRIVER;
 
 /// How long the API server may take for one answer.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -28,12 +32,10 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const DRA_API: &str = "resource.k8s.io/v1";
 /// The kinds of it that are used.
 const DRA_KINDS: [&str; 3] = ["deviceclasses", "resourceclaims", "resourceslices"];
-/// The version from which device taints are on without a gate (`DRADeviceTaints`, beta in 1.36).
-const TAINTS_SINCE: u32 = 36;
 /// The first version that serves [`DRA_API`].
 const DRA_SINCE: u32 = 34;
 /// The class that claims name, after the driver.
-const CLASS: &str = "gpu.nvidia.com";
+const CLASS: &str = DRIVER;
 
 pub(super) async fn examine(options: &RunOptions) -> Vec<Finding> {
     let client = match client(options.kubeconfig.as_deref()).await {
@@ -46,6 +48,7 @@ pub(super) async fn examine(options: &RunOptions) -> Vec<Finding> {
     };
     let mut found = vec![self::version(&version.minor, &version.git_version)];
     found.push(dra_api(&client).await);
+    found.push(taints(&client, &options.node_name).await);
     found.extend(rights(&client, options).await);
     found.push(runtime(&client, options).await);
     found.extend(classes(&client).await);
@@ -89,17 +92,6 @@ fn version(minor: &str, git_version: &str) -> Finding {
             "upgrade, or use mode legacy with NVIDIA's own plugin until then",
         );
     }
-    if minor < TAINTS_SINCE {
-        return Finding::warning(
-            "API server",
-            format!("{git_version} answers"),
-            format!(
-                "device taints (DRADeviceTaints) are off by default before 1.{TAINTS_SINCE}: devices are left out of \
-                 the slice instead, and the pods of a claim that lost a race are not evicted"
-            ),
-            "set the feature gate DRADeviceTaints on API server, scheduler and controller manager, or leave it so",
-        );
-    }
     Finding::ok("API server", format!("{git_version} answers"))
 }
 
@@ -123,6 +115,72 @@ async fn dra_api(client: &kube::Client) -> Finding {
             let what = format!("{DRA_API} lacks {}", missing.join(", "));
             Finding::problem("DRA API", what, why, to_do)
         }
+    }
+}
+
+/// Whether the server keeps the taints of devices. No page of it says so, and it drops them without a word; a write that
+/// is no write (`dryRun`) shows it.
+async fn taints(client: &kube::Client, node: &str) -> Finding {
+    let slices: Api<ResourceSlice> = Api::all(client.clone());
+    let dry = PostParams {
+        dry_run: true,
+        ..PostParams::default()
+    };
+    let answer = match asked(slices.create(&dry, &tainted(node))).await {
+        Ok(answer) => answer,
+        Err(why) => {
+            return Finding::warning(
+                "device taints",
+                format!("whether the API server keeps them can't be tried: {why}"),
+                "where it drops them, devices are left out of the slice instead",
+                "ask with the daemon's own token, as `kubectl exec` into its pod does",
+            );
+        }
+    };
+    let mut devices = answer.spec.devices.into_iter().flatten();
+    if devices.any(|device| device.taints.is_some_and(|taints| !taints.is_empty())) {
+        return Finding::ok(
+            "device taints",
+            "the API server keeps them (DRADeviceTaints)",
+        );
+    }
+    Finding::warning(
+        "device taints",
+        "the API server drops them (DRADeviceTaints is off)",
+        "devices are left out of the slice instead, and the pods of a claim that lost a race are not evicted",
+        "set the feature gate DRADeviceTaints on API server, scheduler and controller manager: it is on from Kubernetes \
+         1.36; or leave it so",
+    )
+}
+
+/// A slice with one tainted device, for a pool that nobody has.
+fn tainted(node: &str) -> ResourceSlice {
+    let taint = DeviceTaint {
+        key: TAINT_KEY.to_owned(),
+        effect: TaintEffect::NoSchedule.as_str().to_owned(),
+        ..DeviceTaint::default()
+    };
+    let device = Device {
+        name: "gpu-0".to_owned(),
+        taints: Some(vec![taint]),
+        ..Device::default()
+    };
+    ResourceSlice {
+        metadata: ObjectMeta {
+            generate_name: Some(format!("probe-{DRIVER}-")),
+            ..ObjectMeta::default()
+        },
+        spec: ResourceSliceSpec {
+            driver: DRIVER.to_owned(),
+            node_name: Some(node.to_owned()),
+            pool: ResourcePool {
+                name: "probe".to_owned(),
+                generation: 1,
+                resource_slice_count: 1,
+            },
+            devices: Some(vec![device]),
+            ..ResourceSliceSpec::default()
+        },
     }
 }
 
@@ -316,8 +374,7 @@ mod tests {
     fn versions_are_judged_by_what_they_serve() {
         for (minor, level) in [
             ("33", Level::Problem),
-            ("34+", Level::Warning),
-            ("36", Level::Ok),
+            ("34+", Level::Ok),
             ("37", Level::Ok),
             ("x", Level::Warning),
         ] {
