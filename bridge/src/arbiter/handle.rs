@@ -1,7 +1,7 @@
 //! What the adapters may ask of the arbiter.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use bridge_core::{
@@ -12,7 +12,9 @@ use bridge_core::{
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
 use super::gate::{Gate, OpenAllocate};
+use super::history;
 use crate::metrics::Metrics;
+use crate::store::Store;
 
 /// How long a call may be held from the moment in which this daemon could not decide it any more: a successor serves
 /// after some ten milliseconds, and then its own limits hold.
@@ -252,6 +254,8 @@ pub struct Handle {
     successor: watch::Receiver<Option<PodUid>>,
     metrics: Metrics,
     news: broadcast::Sender<News>,
+    /// Where the history is, as long as there is an arbiter.
+    store: Weak<Store>,
 }
 
 /// Counts how often each face was asked to register anew.
@@ -283,7 +287,14 @@ impl Handle {
             successor: watch::channel(None).1,
             metrics: Metrics::new(),
             news: broadcast::channel(1).0,
+            store: Weak::new(),
         }
+    }
+
+    /// With the history of the arbiter.
+    pub(super) fn with_history(self, store: &Arc<Store>) -> Self {
+        let store = Arc::downgrade(store);
+        Self { store, ..self }
     }
 
     /// With the numbers in which the arbiter counts.
@@ -294,6 +305,16 @@ impl Handle {
     /// With the news of the arbiter.
     pub(super) fn with_news(self, news: broadcast::Sender<News>) -> Self {
         Self { news, ..self }
+    }
+
+    /// Writes into the history that a call was refused before the pool was asked, or got no decision; what the pool refuses
+    /// is there already. `who` is the claim, or the kubelet's ids. Whoever has let the ledger go writes nothing.
+    pub fn note_refused(&self, reason: &'static str, who: String, why: String) {
+        let owned = self.successor.borrow().is_none();
+        if let Some(store) = self.store.upgrade().filter(|_| owned) {
+            let generation = self.status.borrow().generation;
+            store.note(history::refused(reason, who, why, generation));
+        }
     }
 
     /// What happens from now on.

@@ -69,10 +69,15 @@ pub(super) fn of_report(report: &Report, generation: u64) -> Event {
 
 /// The line of a refusal.
 pub(super) fn of_refusal(refusal: &Refusal, who: String, generation: u64) -> Event {
+    refused(refusal.reason(), who, refusal.to_string(), generation)
+}
+
+/// The line of a call that was refused before the pool was asked, or that got no decision.
+pub(super) fn refused(reason: &str, who: String, why: String, generation: u64) -> Event {
     Event {
-        reason: Some(refusal.reason().to_owned()),
+        reason: Some(reason.to_owned()),
         who: Some(who),
-        why: Some(refusal.to_string()),
+        why: Some(why),
         ..Event::now(generation, "Refused")
     }
 }

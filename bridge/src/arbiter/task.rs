@@ -143,7 +143,8 @@ impl Arbiter {
         let handle = Handle::new(sender, offers_seen, status_seen, started)
             .with_successor(successor_seen)
             .with_metrics(metrics)
-            .with_news(news);
+            .with_news(news)
+            .with_history(&arbiter.store);
         (arbiter, handle)
     }
 

@@ -166,7 +166,12 @@ impl Service {
         if texts.len() > IDS_LIMIT {
             return Err(too_much("devices", texts.len(), IDS_LIMIT).into());
         }
-        let ids = wire::device_ids(texts).map_err(|refusal| self.refuse(&refusal, texts))?;
+        let ids = wire::device_ids(texts).map_err(|refusal| {
+            // The pool, which writes its own refusals down, does not get to see it.
+            let (who, why) = (who(&ids_shown(texts)), refusal.to_string());
+            self.handle.note_refused(refusal.reason(), who, why);
+            self.refuse(&refusal, texts)
+        })?;
         let started = Instant::now();
         let mut listing: Option<Listing> = None;
         loop {
@@ -184,7 +189,7 @@ impl Service {
                 arbiter::Error::NotOwner(successor) => NoDecision::NotOwner(successor),
                 error @ (arbiter::Error::NotSaved(_)
                 | arbiter::Error::NoCdiFile(_)
-                | arbiter::Error::Stopping) => undecided(self.metrics(), &error, texts).into(),
+                | arbiter::Error::Stopping) => undecided(&self.handle, &error, texts).into(),
             })?;
             match reply {
                 AllocateReply::Granted(devices) => return Ok(devices),
@@ -193,7 +198,7 @@ impl Service {
                     listing = Some(
                         (self.list_now)(ids.clone())
                             .await
-                            .map_err(|why| unlisted(self.metrics(), &why, texts))?,
+                            .map_err(|why| unlisted(&self.handle, &why, texts))?,
                     );
                 }
                 AllocateReply::Wait if patience == Patience::Waits => {
@@ -303,7 +308,7 @@ impl DevicePlugin for Service {
                     .flat_map(|container| container.devices_ids.iter().cloned())
                     .collect();
                 let error = arbiter::Error::NotOwner(successor);
-                return Err(undecided(self.metrics(), &error, &ids));
+                return Err(undecided(&self.handle, &error, &ids));
             }
             // Without a successor after all, the next question is decided here.
             tokio::time::sleep(LOOK_AGAIN).await;
@@ -380,18 +385,26 @@ fn ids_shown(ids: &[String]) -> Vec<String> {
     ids.iter().take(IDS_SHOWN).map(|id| shown(id)).collect()
 }
 
-fn undecided(metrics: &Metrics, error: &arbiter::Error, ids: &[String]) -> Status {
+/// Ids as the history has them.
+fn who(ids: &[String]) -> String {
+    format!("ids {}", ids.join(", "))
+}
+
+fn undecided(handle: &Handle, error: &arbiter::Error, ids: &[String]) -> Status {
     let ids = ids_shown(ids);
     let reason = error.reason();
-    metrics.refused(Face::Legacy, reason);
+    handle.metrics().refused(Face::Legacy, reason);
+    handle.note_refused(reason, who(&ids), format!("{reason}: {error}"));
     tracing::warn!(face = "legacy", reason, %error, ?ids, "could not decide an Allocate");
     wire::undecided(error)
 }
 
 /// pod-resources did not answer, so it can't be told whether the pod that had the id is still there.
-fn unlisted(metrics: &Metrics, why: &str, ids: &[String]) -> Status {
+fn unlisted(handle: &Handle, why: &str, ids: &[String]) -> Status {
     let ids = ids_shown(ids);
-    metrics.refused(Face::Legacy, "PodResourcesSilent");
+    handle.metrics().refused(Face::Legacy, "PodResourcesSilent");
+    let told = format!("PodResourcesSilent: {why}");
+    handle.note_refused("PodResourcesSilent", who(&ids), told);
     tracing::warn!(
         face = "legacy",
         reason = "PodResourcesSilent",

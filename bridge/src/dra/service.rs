@@ -186,10 +186,23 @@ impl Service {
         let start = Instant::now();
         each(asked, |asked| async move {
             let _timed = self.handle.metrics().timed(Answer::Prepare);
+            let who = format!("claim {}/{}", shown(&asked.namespace), shown(&asked.name));
             let answer = self.prepare_in_time(asked, arrived, start).await;
-            answer.inspect_err(|why| self.handle.metrics().refused(Face::Dra, why.reason()))
+            answer.inspect_err(|why| self.note_refused(why, who))
         })
         .await
+    }
+
+    fn note_refused(&self, why: &Why, who: String) {
+        self.handle.metrics().refused(Face::Dra, why.reason());
+        match why {
+            Why::Claim(_) | Why::Arbiter { .. } | Why::TimeIsUp { .. } => {
+                let text = format!("{}: {why}", why.reason());
+                self.handle.note_refused(why.reason(), who, text);
+            }
+            // The pool has written it down, or the successor.
+            Why::Refused(_) | Why::Successor(_) => {}
+        }
     }
 
     async fn prepare_in_time(

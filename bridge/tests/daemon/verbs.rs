@@ -80,8 +80,14 @@ async fn what_has_happened_is_told_over_a_kill_and_refusals_with_their_sentences
     let unit = world.ids("a").remove(0);
     let refused = world.allocate(&[&unit]).await.unwrap_err();
     assert!(refused.contains("NoFreeUnit"), "{refused}");
+    // What does not come as far as the pool is told too.
+    world.admit_claimant("unknown").await;
+    world.prepare("unknown").await.unwrap_err();
+    world.allocate(&["no id"]).await.unwrap_err();
     world
         .history_tells(&[
+            "Refused ClaimGone claim train/unknown",
+            "Refused UnknownDeviceId ids no id",
             "Granted",
             "Bound",
             "pod train/a",
@@ -140,22 +146,16 @@ async fn a_unit_is_released_only_when_nothing_shows_its_holder_and_that_is_told(
     world
         .history_tells(&["ReleasedByAdmin", "seen by hand", "Ended Released"])
         .await;
+    let counted = "gpu_bridge_holds_ended_total{cause=\"Released\"} 1";
+    until("it is counted", SOON, async || {
+        let page = world.get("/metrics").await;
+        page.is_some_and(|(_, page)| page.contains(counted))
+    })
+    .await;
     let refused = world.allocate(&[&free]).await.unwrap_err();
     assert!(refused.contains("NoFreeUnit"), "{refused}");
 }
 
-#[tokio::test]
-async fn a_watch_shows_each_change_and_a_restart_and_ends_well_when_it_is_interrupted() {
-    let mut world = World::running(2).await;
-    let mut command = gpu_bridge();
-    command.args(["status", "--watch", "--admin-socket"]);
-    let child = command
-        .arg(world.admin_socket())
-        .stdout(Stdio::piped())
-        .spawn();
-    let mut child = child.unwrap();
-    let shown = Arc::new(Mutex::new(String::new()));
-    let to = Arc::clone(&shown);
 /// What `status --all-nodes` says of this node, as its held and free counted GPUs and those of claims; and what the
 /// daemon says of what is free.
 async fn beside_each_other(world: &World) -> ([u64; 4], [usize; 2]) {
@@ -228,6 +228,18 @@ async fn of_all_nodes_it_is_told_what_is_held_and_free_though_nobody_publishes_t
     );
 }
 
+#[tokio::test]
+async fn a_watch_shows_each_change_and_a_restart_and_ends_well_when_it_is_interrupted() {
+    let mut world = World::running(2).await;
+    let mut command = gpu_bridge();
+    command.args(["status", "--watch", "--admin-socket"]);
+    let child = command
+        .arg(world.admin_socket())
+        .stdout(Stdio::piped())
+        .spawn();
+    let mut child = child.unwrap();
+    let shown = Arc::new(Mutex::new(String::new()));
+    let to = Arc::clone(&shown);
     let answers = BufReader::new(child.stdout.take().unwrap());
     let reader = std::thread::spawn(move || {
         for line in answers.lines().map_while(Result::ok) {
