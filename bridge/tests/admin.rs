@@ -590,10 +590,23 @@ async fn on_the_node_the_page_for_a_browser_is_there_and_on_the_socket_it_is_not
 /// How long a browser may take to start and to show a page, on a machine that is busy.
 const BROWSER_LIMIT: Duration = Duration::from_secs(180);
 
+/// What a browser is called, by distribution.
+const BROWSERS: [&str; 3] = ["chromium", "google-chrome", "chromium-headless-shell"];
+
 /// What a browser shows of a page, as markup after its script has run; `None`: this machine has no browser.
 async fn shown_by_a_browser(url: &str) -> Option<String> {
+    for browser in BROWSERS {
+        if let Some(seen) = shown_by(browser, url).await {
+            return Some(seen);
+        }
+    }
+    None
+}
+
+/// The same by this one.
+async fn shown_by(browser: &str, url: &str) -> Option<String> {
     let profile = TempDir::new().unwrap();
-    let run = tokio::process::Command::new("chromium")
+    let run = tokio::process::Command::new(browser)
         // In a container the tests may be root, and then there is no sandbox.
         .args([
             "--headless",
@@ -611,7 +624,7 @@ async fn shown_by_a_browser(url: &str) -> Option<String> {
     match run {
         Ok(run) => Some(String::from_utf8_lossy(&run.stdout).into_owned()),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
-        Err(error) => panic!("chromium: {error}"),
+        Err(error) => panic!("{browser}: {error}"),
     }
 }
 
@@ -623,7 +636,7 @@ async fn a_browser_shows_who_has_what_under_the_policy_of_the_page() {
         // Nobody is left to tell when standard error is closed.
         let _ = writeln!(
             std::io::stderr(),
-            "SKIPPED: the page in a browser: there is no chromium"
+            "SKIPPED: the page in a browser: there is none of {BROWSERS:?}"
         );
         return;
     };
