@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
@@ -45,11 +45,16 @@ fn stand_ins(world: &World) -> BTreeMap<&'static str, PathBuf> {
     ])
 }
 
-/// What `kubectl apply -k` sends for an overlay.
-fn rendered(overlay: &str) -> Vec<Value> {
+fn manifests() -> PathBuf {
+    let folder = repository().join("manifests").canonicalize();
+    folder.expect("the folder of the manifests")
+}
+
+/// What `kubectl apply -k` sends for a folder.
+fn rendered(folder: &Path) -> Vec<Value> {
     let output = Command::new(repository().join("tests/cluster/bin/kubectl"))
         .arg("kustomize")
-        .arg(repository().join("manifests/overlays").join(overlay))
+        .arg(folder)
         .output()
         .expect("kubectl starts");
     let text = text(&output);
@@ -68,7 +73,7 @@ fn text(output: &Output) -> String {
 
 /// Applies an overlay as it is, with the stand-ins as the host's folders. Returns the DaemonSet.
 fn install(world: &World, overlay: &str) -> Value {
-    let mut objects = rendered(overlay);
+    let mut objects = rendered(&manifests().join("overlays").join(overlay));
     let mut is_set = objects.iter_mut().filter(|it| it["kind"] == "DaemonSet");
     let set = is_set.next().expect("there is a DaemonSet");
     let mut left = stand_ins(world);
@@ -339,4 +344,52 @@ async fn the_shipped_daemonset_brings_a_daemon_that_has_all_it_needs_and_serves_
             .any(|event| event.reason.as_deref() == Some("ModeChanged")),
         "{told:?}"
     );
+}
+
+/// The object of a kind with the name of everything.
+fn object<'a>(objects: &'a [Value], kind: &str) -> &'a Value {
+    let mut its = objects
+        .iter()
+        .filter(|it| it["kind"] == kind && it["metadata"]["name"] == NAME);
+    its.next().unwrap_or_else(|| panic!("no {kind}"))
+}
+
+#[test]
+fn each_overlay_and_each_component_comes_out_of_kubectl_as_it_is_meant() {
+    let of = |overlay: &str| rendered(&manifests().join("overlays").join(overlay));
+    let both = of("both");
+    for mode in ["legacy", "both", "dra"] {
+        let objects = of(mode);
+        let config = object(&objects, "ConfigMap")["data"]["config.yaml"].as_str();
+        assert!(config.is_some_and(|it| it.contains(&format!("mode: {mode}\n"))));
+        assert_eq!(object(&objects, "DaemonSet"), object(&both, "DaemonSet"));
+    }
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let folder = dir.path().canonicalize().expect("it is there");
+    // Kustomize takes folders by relative paths alone.
+    let up = "../".repeat(folder.components().count() - 1);
+    let manifests = format!(
+        "{up}{}",
+        manifests().display().to_string().trim_start_matches('/')
+    );
+    let with = |component: &str| {
+        let text = format!(
+            "resources: [{manifests}/overlays/both]\ncomponents: [{manifests}/{component}]\n"
+        );
+        fs::write(folder.join("kustomization.yaml"), text).expect("it is written");
+        rendered(&folder)
+    };
+    let role = |objects: &[Value]| object(objects, "ClusterRole")["rules"].clone();
+    let at_bind = with("components/notice-bind");
+    assert_eq!(role(&at_bind)[0]["verbs"], json!(["get"]));
+    assert_eq!(at_bind.len(), both.len(), "a role changes");
+    let demand = with("components/demand");
+    assert_eq!(role(&demand), role(&both), "there is a role beside it");
+    assert!(demand.len() > both.len());
+    let monitored = with("monitoring");
+    let pod = &object(&monitored, "DaemonSet")["spec"]["template"]["spec"];
+    let variables = pod["containers"][0]["env"].as_array().expect("variables");
+    let opens = |it: &Value| it["name"] == "GPU_BRIDGE_HTTP_ADDR" && it["value"] == "0.0.0.0:9494";
+    assert!(variables.iter().any(opens), "{variables:?}");
+    object(&monitored, "PodMonitor");
 }
