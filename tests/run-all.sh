@@ -42,6 +42,19 @@ fast_tests() {
   for file in bridge/tests/*/main.rs; do echo "--test=$(basename "$(dirname "$file")")"; done
 }
 
+# The web page is shown to a browser, and its script is run by Node.js. Where
+# they can't be had, their tests say that they are skipped.
+browser() {
+  local missing=()
+  command -v chromium google-chrome chromium-headless-shell > /dev/null || missing+=(chromium)
+  command -v node > /dev/null || missing+=(nodejs)
+  [ ${#missing[@]} -gt 0 ] || return 0
+  if [ "$(id -u)" = 0 ] && command -v apt-get > /dev/null; then
+    apt-get update -qq && apt-get install -y -qq --no-install-recommends "${missing[@]}" && return 0
+  fi
+  echo "!! this machine has no ${missing[*]}: the tests of the web page that need it are skipped"
+}
+
 # The cluster shows itself that it works before anything is judged on it.
 # Status 77: this machine can run none; the tests count what they skip then.
 cluster_selftest() {
@@ -51,6 +64,7 @@ cluster_selftest() {
 }
 
 run "setup" tests/setup.sh
+run "a browser" browser
 run "format" cargo fmt --check
 run "lints, warnings denied" cargo clippy --workspace --all-targets -- -D warnings
 run "tests of the libraries and tools" cargo test --workspace --exclude gpu-bridge --exclude model
