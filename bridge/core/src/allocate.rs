@@ -419,9 +419,10 @@ impl Pool {
         let is_reserved = |unit: &UnitId| is_usable(unit) && self.is_only_reserved(unit);
         self.best_counted(own, spoken_for)
             .or_else(|| self.last_on(&[Side::Lowering, Side::Yielding, Side::Dark], is_free))
-            .or_else(|| self.last_on(&[Side::Dra], is_free))
+            // What the admin has excluded is for nobody who was not promised it.
+            .or_else(|| self.last_on(&[Side::Dra], |it| is_free(it) && !self.is_excluded(it)))
             .or_else(|| own.filter(|unit| is_reserved(unit)).cloned())
-            .or_else(|| self.last_on(&Side::ALL, is_reserved))
+            .or_else(|| self.last_on(&Side::ALL, |it| is_reserved(it) && !self.is_excluded(it)))
     }
 
     fn is_usable(&self, unit: &UnitId, spoken_for: &BTreeSet<UnitId>) -> bool {

@@ -26,7 +26,12 @@ impl Pool {
     /// How many counted pods' units the admin allows.
     fn most_counted(&self) -> u32 {
         if self.settings.mode.opens(Face::Legacy) {
-            self.settings.limits.legacy.unwrap_or(u32::MAX)
+            let showable = u32::try_from(self.showable(Face::Legacy)).unwrap_or(u32::MAX);
+            self.settings
+                .limits
+                .legacy
+                .unwrap_or(u32::MAX)
+                .min(showable)
         } else {
             0
         }

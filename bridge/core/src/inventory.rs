@@ -9,6 +9,7 @@ use crate::id::UnitId;
 use crate::ledger::{Side, UnitKind, UnitRecord};
 use crate::pool::{Presence, Transition};
 use crate::report::Report;
+use crate::settings::Face;
 use crate::topology::Topology;
 
 /// What NVML says about the node.
@@ -36,7 +37,6 @@ impl Transition {
                 for gpu in gpus {
                     self.see(gpu);
                 }
-                // What is new was promised to nobody: it begins on the side where it belongs.
                 if !self.pool.may_move() {
                     self.rebalance(|unit| !known.contains(unit));
                 }
@@ -82,17 +82,18 @@ impl Transition {
             }
             return;
         }
-        let number = self.free_number(gpu.minor);
-        self.pool.ledger.units.insert(
-            unit.clone(),
-            UnitRecord {
-                number,
-                kind: UnitKind::Gpu,
-                capacity: NonZeroU32::MIN,
-                side: Side::Legacy,
-                gpu,
-            },
-        );
+        let mut record = UnitRecord {
+            number: self.free_number(gpu.minor),
+            kind: UnitKind::Gpu,
+            capacity: NonZeroU32::MIN,
+            side: Side::Legacy,
+            gpu,
+        };
+        // What is new was promised to nobody: it begins on the side where it belongs.
+        if self.pool.settings.confines(&record) == Some(Face::Dra) {
+            record.side = Side::Dra;
+        }
+        self.pool.ledger.units.insert(unit.clone(), record);
         self.report(Report::UnitAdded { unit });
     }
 

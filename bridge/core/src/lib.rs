@@ -25,8 +25,10 @@ mod allocate;
 mod arrivals;
 #[cfg(any(test, feature = "model"))]
 mod canonical;
+mod confine;
 mod count;
 mod demand;
+mod devices;
 mod evidence;
 mod fit;
 mod foreign;
@@ -60,6 +62,7 @@ pub use allocate::{AllocateOutcome, AllocateRequest, Grant, Patience};
 #[cfg(any(test, feature = "model"))]
 pub use canonical::{Moves, Sight};
 pub use demand::{Claimed, Demand, WaitingPod};
+pub use devices::{DeviceRule, Faces, Matcher};
 pub use evidence::{
     AllocatedClaim, AllocatedDevice, BoundPod, ClaimScope, Claims, Evidence, ListedClaim,
     ListedDevice, ListedPod, Listing, Moment, NamedClaims, PodPhase, PodSource, Pods, Process,

@@ -338,6 +338,8 @@ impl Pool {
             .map(|(unit, _)| unit)
             .filter(|unit| self.side_of(unit).is_some_and(|side| side.shows(face)))
             .filter(|unit| self.is_present(unit) && self.is_free_for(unit, face))
+            // What counted pods may not have any more leaves them by moves, too.
+            .filter(|unit| face == Face::Legacy || self.may_show(unit, face))
             .collect();
         let room = self.room(face);
         // Counted picks come from the tail of the list and claims from its head: each keeps its own end.

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::devices::DeviceRule;
+
 /// The side that units are offered on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Face {
@@ -142,4 +144,9 @@ pub struct Settings {
     pub weights: Weights,
     /// How long the steps of a move take.
     pub pace: Pace,
+    /// So many units stay with counted pods where units are shared out, those that they hold included: the Node's count
+    /// does not say 0 then, which autoscalers take for a node that is broken.
+    pub min_legacy: u32,
+    /// Units that only one face may offer, or none; for each unit the first rule that is for it counts.
+    pub devices: Vec<DeviceRule>,
 }

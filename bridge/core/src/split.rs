@@ -32,7 +32,7 @@ pub(crate) fn legacy_share(settings: &Settings, units: u32) -> u32 {
                 None if settings.limits.legacy.is_some() => most,
                 None => 0,
             };
-            by_weight.clamp(least, most)
+            by_weight.max(settings.min_legacy).clamp(least, most)
         }
     }
 }
@@ -47,13 +47,16 @@ impl Pool {
         })
     }
 
-    /// How many units the counted side should have, and how many it has.
+    /// How many of the units that no rule confines the counted side should have, and how many it has.
     fn counted_share(&self) -> (usize, usize) {
-        let units = &self.ledger.units;
-        let count = u32::try_from(units.len()).unwrap_or(u32::MAX);
-        let want = usize::try_from(legacy_share(&self.settings, count)).unwrap_or(usize::MAX);
-        let have = units
+        let (settings, shared) = self.settings_of_shared();
+        let count = u32::try_from(shared).unwrap_or(u32::MAX);
+        let want = usize::try_from(legacy_share(&settings, count)).unwrap_or(usize::MAX);
+        let have = self
+            .ledger
+            .units
             .iter()
+            .filter(|(unit, _)| self.confined_to(unit).is_none())
             .filter(|(unit, record)| self.belongs_to(unit, record.side) == Face::Legacy)
             .count();
         (want, have)
@@ -63,6 +66,7 @@ impl Pool {
 impl Transition {
     /// Gives each face its share again, by turning free units at once, of those that `may_turn`.
     pub(crate) fn rebalance(&mut self, may_turn: impl Fn(&UnitId) -> bool) {
+        self.confine_at_once(&may_turn);
         let (want, have) = self.pool.counted_share();
         let free: Vec<(UnitId, Side)> = self
             .pool
@@ -70,7 +74,7 @@ impl Transition {
             .in_order()
             .into_iter()
             .filter(|(unit, _)| self.pool.ledger.holds_touching(unit).next().is_none())
-            .filter(|(unit, _)| may_turn(unit))
+            .filter(|(unit, _)| may_turn(unit) && self.pool.confined_to(unit).is_none())
             .map(|(unit, record)| (unit.clone(), record.side))
             .collect();
         // Claims are given devices from the head of the list and counted pods from its tail, so units turn to
@@ -92,8 +96,10 @@ impl Transition {
     /// Begins the moves after which each face has its share, and ends the rest: nothing is on offer to both any more.
     pub(crate) fn head_for_share(&mut self) {
         self.pool.seen.motion.hold_no_turns();
+        self.confine();
         let (want, have) = self.pool.counted_share();
-        let free = self.pool.free_units();
+        let mut free = self.pool.free_units();
+        free.retain(|(unit, _)| self.pool.confined_to(unit).is_none());
         let counted: Vec<_> = free.iter().filter(|(_, side)| side.is_counted()).collect();
         let dark: Vec<_> = free.iter().filter(|(_, it)| *it == Side::Dark).collect();
         let mut surplus = have.saturating_sub(want);

@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use self::demand::{Meant, Waiting};
 use crate::arrivals::Arrivals;
+use crate::confine::Shared;
 use crate::evidence::PodPhase;
 use crate::hold::HoldKind;
 use crate::id::{ClaimUid, PodUid, UnitId};
@@ -178,7 +179,9 @@ impl Pool {
     /// Whether mode and limits leave units to be shared out.
     pub(crate) fn may_move(&self) -> bool {
         let limits = self.settings.limits;
-        let units = self.ledger.units.len();
+        let hidden = self.ledger.units.keys();
+        let hidden = hidden.filter(|unit| self.is_excluded(unit)).count();
+        let units = self.ledger.units.len() - hidden;
         let fixed = match (limits.legacy, limits.dra) {
             (Some(legacy), Some(dra)) => {
                 u64::from(legacy) + u64::from(dra) <= u64::try_from(units).unwrap_or(u64::MAX)
@@ -343,12 +346,14 @@ impl Transition {
             }
             NodeView::Blind => {
                 self.stand_still();
+                self.confine_at_once(|_| true);
                 if !shares || !self.pool.seen.motion.was_shown {
                     self.rebalance(|_| true);
                 }
                 return;
             }
         }
+        self.confine();
         self.split_what_rests();
         if claimed {
             self.hold_back();
@@ -487,7 +492,7 @@ impl Transition {
             match side {
                 Side::Rest => rest.push(unit),
                 Side::Legacy => counted += 1,
-                Side::Dra => claimable += 1,
+                Side::Dra => claimable += usize::from(self.pool.may_show(&unit, Face::Dra)),
                 Side::Lowering | Side::Yielding | Side::Dark => {}
             }
         }
@@ -532,10 +537,10 @@ impl Transition {
         if !self.pool.seen.motion.is_in_burst(self.now.uptime) {
             return;
         }
-        let free = self.pool.free_units();
-        let counted = on(&free, Side::Legacy);
-        let spare = counted.len().saturating_sub(self.pool.due());
-        for unit in counted.into_iter().take(spare) {
+        let Shared { units, counted, .. } = self.pool.shared();
+        let shared = on(&units, Side::Legacy);
+        let spare = (shared.len() + counted).saturating_sub(self.pool.due());
+        for unit in shared.into_iter().take(spare) {
             self.set_side(unit, Side::Lowering);
         }
     }
@@ -640,10 +645,8 @@ impl Transition {
             now.saturating_sub(since) >= pace.dwell
         };
         let quiet_at = self.pool.quiet_at(free.len());
-        let dwelt: Vec<(UnitId, Side)> = free
-            .into_iter()
-            .filter(|(unit, _)| has_dwelt(unit))
-            .collect();
+        let shared = self.pool.shared().units.into_iter();
+        let dwelt: Vec<(UnitId, Side)> = shared.filter(|(unit, _)| has_dwelt(unit)).collect();
         let nobody_comes = now >= quiet_at && !motion.is_in_burst(now);
         let quiet = nobody_comes && self.pool.counted_in_flight() == 0;
         if moves {
@@ -668,10 +671,13 @@ impl Transition {
 
     /// Moves what a limit keeps a face from showing to the other side, if that may show it. Whether it moved any.
     fn clear_over_limit(&mut self, dwelt: &[(UnitId, Side)]) -> bool {
-        let free = self.pool.free_units();
-        let (counted, claimable) = (on(&free, Side::Legacy).len(), on(&free, Side::Dra).len());
+        let shared = self.pool.shared();
+        let free = &shared.units;
+        let (counted, claimable) = (on(free, Side::Legacy).len(), on(free, Side::Dra).len());
         let all = counted + claimable;
-        let want = self.pool.share_within_limits(counted, all, 0, 0);
+        let want = self
+            .pool
+            .share_within_limits(counted, all, shared.counted, shared.claimable);
         self.share_out(dwelt, want, counted)
     }
 
@@ -701,10 +707,10 @@ impl Transition {
         let all = legacy + on(free, Side::Dra).len();
         let want = self.wanted_in_turn(turn_number, all);
         // What has not dwelt yet stays where it is, and takes its part of what the limits leave.
-        let every = self.pool.free_units();
+        let every = self.pool.shared();
         let (staying, staying_claimable) = (
-            on(&every, Side::Legacy).len() - legacy,
-            on(&every, Side::Dra).len() - (all - legacy),
+            on(&every.units, Side::Legacy).len() - legacy + every.counted,
+            on(&every.units, Side::Dra).len() - (all - legacy) + every.claimable,
         );
         let want = self
             .pool

@@ -12,6 +12,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::on;
+use crate::confine::Shared;
 use crate::demand::{Claimed, Demand, WaitingPod};
 use crate::evidence::PodPhase;
 use crate::id::{PodUid, UnitId};
@@ -180,10 +181,14 @@ impl Pool {
     fn asks(&self, pod: &WaitingPod) -> Option<Asks> {
         let all = self.ledger.units.len();
         let present = self.ledger.units.keys();
-        let present = present.filter(|unit| self.is_present(unit)).count();
+        let present = present.filter(|unit| self.is_present(unit) && !self.is_excluded(unit));
+        let present = present.count();
+        let least = usize::try_from(self.settings.min_legacy).unwrap_or(all);
         let most = |face: Face| {
             let limit = self.settings.limits.of(face);
-            limit.map_or(all, |limit| usize::try_from(limit).unwrap_or(all))
+            let limit = limit.map_or(all, |limit| usize::try_from(limit).unwrap_or(all));
+            let kept = if face == Face::Dra { least } else { 0 };
+            limit.min(self.showable(face)).min(all.saturating_sub(kept))
         };
         let counted = usize::try_from(pod.counted).ok()?;
         let claimed = match pod.claimed {
@@ -243,11 +248,17 @@ impl Transition {
     fn left_for_demand(&self) -> Left {
         let pool = &self.pool;
         let due = pool.due();
-        let units = pool.free_units().len().saturating_sub(due);
+        let Shared {
+            units: shared,
+            counted,
+            claimable,
+        } = pool.shared();
+        let units = (shared.len() + counted + claimable).saturating_sub(due);
+        let room = |face| pool.room(face);
         Left {
             units,
-            counted: units.min(pool.room(Face::Legacy).saturating_sub(due)),
-            claimed: units.min(pool.room(Face::Dra)),
+            counted: (units.saturating_sub(claimable)).min(room(Face::Legacy).saturating_sub(due)),
+            claimed: (units.saturating_sub(counted)).min(room(Face::Dra)),
         }
     }
 
@@ -293,7 +304,8 @@ impl Transition {
         let due = self.pool.due();
         let free = self.pool.free_units();
         let mut counted = on(&free, Side::Legacy).len().saturating_sub(due);
-        let mut claimable = on(&free, Side::Dra).len();
+        let shown = |unit: &&UnitId| self.pool.may_show(unit, Face::Dra);
+        let mut claimable = on(&free, Side::Dra).into_iter().filter(shown).count();
         let mut rest: Vec<UnitId> = on(&free, Side::Rest).into_iter().cloned().collect();
         let to_counted = meant.counted.saturating_sub(counted).min(rest.len());
         for unit in rest.split_off(rest.len() - to_counted) {

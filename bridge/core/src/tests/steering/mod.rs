@@ -1,5 +1,6 @@
 //! Where free units are offered: rest, splits, moves and turns.
 
+mod confine;
 mod demand;
 mod limits;
 mod modes;
@@ -58,7 +59,7 @@ pub(super) fn resting(count: u32) -> Daemon {
     resting_with(count, Settings::default())
 }
 
-fn resting_with(count: u32, settings: Settings) -> Daemon {
+pub(super) fn resting_with(count: u32, settings: Settings) -> Daemon {
     let mut daemon = obedient(count, settings);
     pass(&mut daemon, CALM);
     daemon

@@ -56,10 +56,16 @@ pub(super) struct World {
 
 impl World {
     pub(super) fn new(gpus: u32, limits: Limits) -> Self {
-        let settings = Settings {
-            limits,
-            ..Settings::default()
-        };
+        Self::of(
+            gpus,
+            Settings {
+                limits,
+                ..Settings::default()
+            },
+        )
+    }
+
+    pub(super) fn of(gpus: u32, settings: Settings) -> Self {
         let daemon = resting_with(gpus, settings);
         let read = daemon.pool.offers().count;
         Self {
@@ -259,7 +265,9 @@ pub(super) fn invariant_sides(world: &World) {
     let due: u32 = world.pods.iter().map(|(pod, _)| pod.may_own).sum();
     let settings = pool.settings();
     let in_flight = world.pods.iter().any(|(_, ids)| ids.is_empty());
-    let is_capped = settings.limits.legacy.is_some() || !settings.mode.opens(Face::Legacy);
+    let is_capped = settings.limits.legacy.is_some()
+        || !settings.mode.opens(Face::Legacy)
+        || !settings.devices.is_empty();
     assert!(
         offers.count >= due || (is_capped && !in_flight),
         "the count {} is below {due}, held and in flight: {}",
