@@ -78,8 +78,8 @@ type Tasks = JoinSet<Ended>;
 pub async fn run(options: RunOptions) -> anyhow::Result<()> {
     let started = Instant::now();
     let mut signals = Signals::new()?;
-    let (current, config) = watch::channel(settings::read(&options)?);
     let client = client(options.kubeconfig.as_deref()).await?;
+    let (current, config) = watch::channel(settings::read(&options, &client).await?);
     store::make_folder(&options.state_dir)?;
     let nvml = start_nvml(&options)?;
     let stop = CancellationToken::new();

@@ -12,7 +12,7 @@ use bridge_core::Mode;
 use clap::{CommandFactory as _, Parser as _};
 use gpu_bridge::admin::{HEALTHZ, METRICS, READYZ, STATUS};
 use gpu_bridge::cli::{Cli, Command, RunOptions};
-use gpu_bridge::config::Config;
+use gpu_bridge::config::{Config, KEY as CONFIG_KEY, MapName, Source};
 use gpu_bridge::daemon::{DEMAND_RIGHTS, RIGHTS, Right, WATCH_OF_CLAIMS};
 use gpu_bridge::dra::DRIVER;
 use k8s_openapi::api::admissionregistration::v1::{
@@ -20,7 +20,7 @@ use k8s_openapi::api::admissionregistration::v1::{
 };
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{ConfigMap, Container, Namespace, PodSpec, Probe, ServiceAccount};
-use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, PolicyRule};
+use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, PolicyRule, Role, RoleBinding};
 use k8s_openapi::api::resource::v1::DeviceClass;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
@@ -30,8 +30,6 @@ use serde_json::Value;
 
 /// Namespace, service account, DaemonSet, ConfigMap and ClusterRole are all called so.
 const NAME: &str = "gpu-bridge";
-/// Key of the configuration in the ConfigMap.
-const CONFIG_KEY: &str = "config.yaml";
 
 /// A `kustomization.yaml`, as far as ours go.
 #[derive(Debug, Serialize, Deserialize)]
@@ -188,7 +186,10 @@ fn container() -> Container {
 
 /// The options that the daemon has when the DaemonSet starts it.
 fn options() -> RunOptions {
-    let container = container();
+    options_of(container())
+}
+
+fn options_of(container: Container) -> RunOptions {
     let command = Cli::command();
     let run = command.find_subcommand("run").unwrap();
     // What the node fills in, as it may look.
@@ -263,6 +264,10 @@ fn every_document_is_read_whole_by_the_type_that_it_names() {
                 ("rbac.authorization.k8s.io/v1", "ClusterRoleBinding") => {
                     drop(read::<ClusterRoleBinding>(&file, &document));
                 }
+                ("rbac.authorization.k8s.io/v1", "Role") => drop(read::<Role>(&file, &document)),
+                ("rbac.authorization.k8s.io/v1", "RoleBinding") => {
+                    drop(read::<RoleBinding>(&file, &document));
+                }
                 ("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicy") => {
                     drop(read::<ValidatingAdmissionPolicy>(&file, &document));
                 }
@@ -287,7 +292,7 @@ fn every_document_is_read_whole_by_the_type_that_it_names() {
             kinds.insert(kind);
         }
     }
-    assert_eq!(kinds.len(), 13, "{kinds:?}");
+    assert_eq!(kinds.len(), 15, "{kinds:?}");
 }
 
 #[test]
@@ -317,7 +322,9 @@ fn configuration(file: &Path) -> Config {
     let folder = tempfile::tempdir().unwrap();
     let mounted = folder.path().join(CONFIG_KEY);
     std::fs::write(&mounted, &map.data.unwrap()[CONFIG_KEY]).unwrap();
-    gpu_bridge::config::load(&mounted).unwrap_or_else(|error| panic!("{file:?}: {error}"))
+    let read = gpu_bridge::config::load(&mounted);
+    read.unwrap_or_else(|error| panic!("{file:?}: {error}"))
+        .base
 }
 
 #[test]
@@ -438,6 +445,64 @@ fn who_opens_the_port_may_ask_who_comes_and_the_right_to_read_is_that_of_the_sta
     assert_eq!(rules[0].verbs, ["get"]);
     let urls = rules[0].non_resource_urls.as_deref();
     assert_eq!(urls, Some(&[STATUS.to_owned()][..]));
+}
+
+/// Does to a list what a strategic merge patch says, as far as ours go: members are told apart by one field.
+fn merge_list(list: &mut Vec<Value>, patch: &Value, field: &str) {
+    for change in patch.as_array().unwrap() {
+        let before = list.len();
+        list.retain(|member| member[field] != change[field]);
+        if change["$patch"] == "delete" {
+            assert!(list.len() < before, "there is nothing to delete: {change}");
+        } else {
+            list.push(change.clone());
+        }
+    }
+}
+
+#[test]
+fn the_component_for_a_config_map_at_the_api_server_exchanges_the_source_and_gives_its_right() {
+    let folder = manifests().join("components/config-map");
+    let component = folder.join("kustomization.yaml");
+    let component: Kustomization = read(&component, &documents(&component)[0]);
+    assert_eq!(component.resources, ["rbac.yaml"]);
+    let patch = component.patches[0].patch.as_ref().unwrap();
+    let patch: Value = serde_yaml::from_str(patch).unwrap();
+    assert_eq!(patch["metadata"]["name"], NAME);
+    let patch = &patch["spec"]["template"]["spec"];
+    let mut pod = serde_json::to_value(pod()).unwrap();
+    let volumes = pod["volumes"].as_array_mut().unwrap();
+    merge_list(volumes, &patch["volumes"], "name");
+    let (container, patch) = (&mut pod["containers"][0], &patch["containers"][0]);
+    assert_eq!(container["name"], patch["name"]);
+    for (list, field) in [("env", "name"), ("volumeMounts", "mountPath")] {
+        merge_list(container[list].as_array_mut().unwrap(), &patch[list], field);
+    }
+    let pod: PodSpec = serde_json::from_value(pod).unwrap();
+    let volumes: BTreeSet<String> = pod.volumes.unwrap().into_iter().map(|it| it.name).collect();
+    let container = pod.containers.into_iter().next().unwrap();
+    for mount in container.volume_mounts.iter().flatten() {
+        assert!(volumes.contains(&mount.name), "{mount:?} has no volume");
+    }
+    let map = format!("{NAME}/{NAME}");
+    let source = MapName::parse(&map).map(Source::ConfigMap);
+    assert_eq!(options_of(container).config, source);
+
+    let file = folder.join("rbac.yaml");
+    let [role, binding] = documents(&file).try_into().unwrap();
+    let role: Role = read(&file, &role);
+    assert_eq!(role.metadata.namespace.as_deref(), Some(NAME));
+    let [rule] = role.rules.unwrap().try_into().unwrap();
+    let rule: PolicyRule = rule;
+    assert_eq!(rule.resource_names, Some(vec![NAME.to_owned()]));
+    assert_eq!(rule.resources, Some(vec!["configmaps".to_owned()]));
+    assert_eq!(rule.verbs, ["get", "list", "watch"]);
+    let binding: RoleBinding = read(&file, &binding);
+    assert_eq!(binding.metadata.namespace.as_deref(), Some(NAME));
+    assert_eq!(Some(binding.role_ref.name), role.metadata.name);
+    let subjects = binding.subjects.unwrap();
+    assert_eq!(subjects[0].name, NAME);
+    assert_eq!(subjects[0].namespace.as_deref(), Some(NAME));
 }
 
 type Rights = BTreeSet<(String, String, String)>;
@@ -610,7 +675,9 @@ fn the_pod_asks_for_no_more_of_the_host_than_is_written_down() {
 #[test]
 fn configuration_and_library_are_where_the_flags_say() {
     let options = options();
-    let config = options.config.unwrap();
+    let Some(Source::File(config)) = options.config else {
+        panic!("the base mounts its ConfigMap");
+    };
     assert_eq!(config.file_name().unwrap(), CONFIG_KEY);
     let mounts = container().volume_mounts.unwrap();
     let mount = mounts

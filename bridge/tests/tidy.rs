@@ -40,7 +40,7 @@ const MODULES: [(&str, &[&str]); 17] = [
     // The durable replacement of a file is in `store`.
     ("cdi", &["store"]),
     ("inventory", &["metrics"]),
-    ("config", &["metrics"]),
+    ("config", &["follow", "metrics"]),
     ("device_plugin", &["arbiter", "follow", "uds", "metrics"]),
     ("dra", &["arbiter", "follow", "uds", "metrics"]),
     // List and watch of whatever kind: it names no object.
@@ -241,6 +241,8 @@ fn kubernetes_and_protobuf_types_stop_where_they_are_translated() {
         let text = inside.to_str().unwrap();
         let kubernetes = [
             "admin/access",
+            "config/map",
+            "config/profile",
             "daemon/doctor",
             "daemon/nodes",
             "device_plugin/node_status",

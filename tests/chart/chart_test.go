@@ -198,7 +198,7 @@ func TestValuesThatNvidiasUsersKnowDoWhatTheySay(t *testing.T) {
 	rendered := mustRender(t, "gpu-bridge", `
 image: {repository: example.org/gpu-bridge, tag: v9, pullPolicy: Always}
 imagePullSecrets: [{name: secret}]
-config: {mode: dra, limits: {legacy: 5, dra: 3}, devicePlugin: {deviceListStrategy: [envvar, cdi-cri], passDeviceSpecs: true}}
+config: {mode: dra, limits: {legacy: 5, dra: 3}, devicePlugin: {deviceListStrategy: [envvar, cdi-cri], passDeviceSpecs: true}, devices: [{index: 7, faces: [legacy]}], profiles: {claims: {limits: {legacy: 0}}}}
 nvidiaDriverRoot: /run/nvidia/driver
 nvidiaDevRoot: /
 nvidiaDriverLibraries: /usr/lib64
@@ -219,7 +219,7 @@ deviceClass: {create: false}
 		t.Error("deviceClass.create does nothing")
 	}
 	config := at(rendered["ConfigMap/gpu-bridge"], "data", "config.yaml").(string)
-	for _, line := range []string{"apiVersion: gpu-bridge.dev/v1alpha1\n", "mode: dra\n", "legacy: 5\n", "- envvar\n", "passDeviceSpecs: true\n"} {
+	for _, line := range []string{"apiVersion: gpu-bridge.dev/v1alpha1\n", "mode: dra\n", "legacy: 5\n", "- envvar\n", "passDeviceSpecs: true\n", "index: 7\n", "profiles:\n"} {
 		if !strings.Contains(config, line) {
 			t.Errorf("the configuration lacks %q:\n%s", line, config)
 		}
@@ -285,6 +285,9 @@ func TestWrongValuesAreRefusedByTheSchema(t *testing.T) {
 		"config: {limits: {legacy: -1}}",
 		"config: {offers: {settle: soon}}",
 		"config: {devicePlugin: {deviceListStrategy: cdi}}",
+		"config: {offers: {minLegacy: some}}",
+		"config: {devices: [{index: 0}]}",
+		"config: {profiles: [claims]}",
 		"tolerations: {}",
 		"deviceClass: {create: 'yes'}",
 	} {

@@ -85,9 +85,12 @@ pub enum Command {
     },
     /// Checks a configuration file and says what it means, without a daemon.
     CheckConfig {
-        /// The file that --config would name.
-        #[arg(value_name = "FILE")]
-        file: PathBuf,
+        /// The file that --config would name, or a file of NVIDIA's device plugin.
+        #[arg(value_name = "FILE", required_unless_present = "schema")]
+        file: Option<PathBuf>,
+        /// Writes the JSON Schema of the file instead, for an editor.
+        #[arg(long, conflicts_with = "file")]
+        schema: bool,
     },
 }
 
@@ -209,7 +212,12 @@ impl Cli {
             Command::Probe(args) => print(&args.ask().await.map_err(Error::Probe)?),
             Command::Ledger(args) => print(&args.execute().await?),
             Command::Completions { shell } => print(&completions(shell)),
-            Command::CheckConfig { file } => print(&config::report(&file)?),
+            Command::CheckConfig {
+                file: Some(file), ..
+            } => print(&config::report(&file)?),
+            Command::CheckConfig { file: None, .. } => {
+                print(&format!("{:#}\n", config::json_schema()))
+            }
         }
     }
 }

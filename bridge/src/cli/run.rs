@@ -8,6 +8,7 @@ use bridge_core::{PodUid, is_object_name};
 use clap::Args;
 
 use crate::admin::{SOCKET_PATH_LIMIT_BYTES, own_admin_socket};
+use crate::config::{MapName, Source};
 
 /// Driver name and folder of its state below `<kubelet-dir>/plugins`.
 const DRIVER: &str = "gpu.nvidia.com";
@@ -49,6 +50,10 @@ pub struct RunArgs {
     /// Configuration file; without it the defaults hold.
     #[arg(long, env = "GPU_BRIDGE_CONFIG", value_name = "FILE")]
     config: Option<String>,
+    /// ConfigMap with the configuration under the key config.yaml, read from the API server as soon as it changes; in
+    /// place of --config.
+    #[arg(long, env = "GPU_BRIDGE_CONFIG_MAP", value_name = "NAMESPACE/NAME")]
+    config_map: Option<String>,
     /// NVML's library [default: libnvidia-ml.so.1 as the dynamic loader finds it].
     #[arg(long, env = "GPU_BRIDGE_NVML_LIBRARY", value_name = "FILE")]
     nvml_library: Option<String>,
@@ -111,8 +116,8 @@ pub struct RunOptions {
     pub cdi_dir: PathBuf,
     /// Where the ledger, its lock and the DRA socket live.
     pub state_dir: PathBuf,
-    /// Configuration file; `None`: defaults.
-    pub config: Option<PathBuf>,
+    /// Where the configuration is; `None`: defaults.
+    pub config: Option<Source>,
     /// NVML's library; `None`: what the dynamic loader finds.
     pub nvml_library: Option<PathBuf>,
     /// Root of the driver's installation on the host.
@@ -188,7 +193,7 @@ impl RunArgs {
             node_name: found.node_name(self.node_name),
             device_plugin_dir: found.path("--device-plugin-dir", self.device_plugin_dir),
             cdi_dir: found.path("--cdi-dir", self.cdi_dir),
-            config: found.optional_path("--config", self.config),
+            config: found.source(self.config, self.config_map),
             nvml_library: found.optional_path("--nvml-library", self.nvml_library),
             sys_root: found.path("--sys-root", self.sys_root),
             proc_root: found.path("--proc-root", self.proc_root),
@@ -262,6 +267,25 @@ impl Found {
 
     fn optional_path(&mut self, flag: &'static str, value: Option<String>) -> Option<PathBuf> {
         value.map(|value| self.path(flag, value))
+    }
+
+    fn source(&mut self, file: Option<String>, map: Option<String>) -> Option<Source> {
+        const FLAG: &str = "--config-map";
+        let file = self.optional_path("--config", file);
+        let Some(text) = map else {
+            return file.map(Source::File);
+        };
+        if file.is_some() {
+            let why = "can't be given beside --config: the configuration has one source at a time";
+            self.wrong(FLAG, Some(text.clone()), why);
+        }
+        let map = MapName::parse(&text);
+        if map.is_none() {
+            let why =
+                "is no ConfigMap: write its namespace and its name, as in gpu-bridge/gpu-bridge";
+            self.wrong(FLAG, Some(text), why);
+        }
+        map.map(Source::ConfigMap)
     }
 
     fn socket(&mut self, flag: &'static str, path: &Path) {
@@ -407,6 +431,24 @@ mod tests {
                   --cdi-dir "cdi": must be an absolute path, since a daemon has no folder of its own to start from
                   --config "": must be an absolute path, since a daemon has no folder of its own to start from
                   --http-addr "localhost": must be an IP address and a port, as in 127.0.0.1:9494 or [::1]:9494"#]],
+        );
+    }
+
+    #[test]
+    fn the_configuration_has_one_source() {
+        let source = |flag: &str| parse(&["--node-name=n", flag]).check().unwrap().config;
+        assert_eq!(
+            source("--config=/c/config.yaml"),
+            Some(Source::File("/c/config.yaml".into()))
+        );
+        let map = MapName::parse("gpu-bridge/nodes").map(Source::ConfigMap);
+        assert_eq!(source("--config-map=gpu-bridge/nodes"), map);
+        check(
+            &["--node-name=n", "--config=/c", "--config-map=nodes"],
+            expect![[r#"
+                nothing was started, because of these flags:
+                  --config-map "nodes": can't be given beside --config: the configuration has one source at a time
+                  --config-map "nodes": is no ConfigMap: write its namespace and its name, as in gpu-bridge/gpu-bridge"#]],
         );
     }
 

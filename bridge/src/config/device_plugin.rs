@@ -7,19 +7,9 @@ use bridge_core::{DeviceSpecs, Handout, IdStrategy, ListStrategy, is_object_name
 use serde_yaml::Value;
 
 use super::Config;
-use super::schema::one_of;
+use super::values::one_of;
 
-/// The key that groups those of this part.
-pub(super) const GROUP: &str = "devicePlugin";
-/// The keys of this part.
-pub(super) const KEYS: [&str; 4] = [
-    "devicePlugin.deviceListStrategy",
-    "devicePlugin.deviceIDStrategy",
-    "devicePlugin.passDeviceSpecs",
-    "devicePlugin.cdiAnnotationPrefix",
-];
-
-/// Takes the value of one of [`KEYS`], or says what is wrong with it.
+/// Takes the value of a key of this part, or says what is wrong with it.
 pub(super) fn take(config: &mut Config, key: &str, value: &Value) -> Result<(), String> {
     let handout = &mut config.handout;
     match key {
@@ -77,7 +67,7 @@ pub(super) fn report(handout: &Handout) -> String {
         ""
     };
     format!(
-        "\x20 devicePlugin     {} by {}{nodes}\n",
+        "{} by {}{nodes}",
         strategies.join(", "),
         handout.ids.as_str()
     )

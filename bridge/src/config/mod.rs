@@ -4,22 +4,33 @@
 //! turns into a default: all of them are told at once, each with its place, and nothing of the file is used.
 
 mod device_plugin;
+mod devices;
+mod document;
 mod hint;
 #[cfg(any(test, fuzzing))]
 mod hostile;
+mod keys;
 mod lines;
 pub mod live;
 mod load;
+pub mod map;
+mod nvidia;
+pub mod profile;
 mod schema;
+mod source;
 #[cfg(test)]
 mod tests;
+mod values;
 
 use bridge_core::{Handout, Settings};
 
+pub use self::document::Document;
 #[cfg(any(test, fuzzing))]
 pub use self::hostile::read_config;
+pub use self::keys::json_schema;
 pub use self::load::{Error, load, report};
 pub use self::schema::Mistake;
+pub use self::source::{KEY, MapName, Source};
 
 /// The kernel keeps this many bytes of a process's name (`TASK_COMM_LEN` less the end, `include/linux/sched.h`).
 const COMM_LENGTH: usize = 15;
@@ -60,6 +71,8 @@ pub enum Demand {
 }
 
 impl Demand {
+    pub(crate) const ALL: [Self; 2] = [Self::Turns, Self::Watch];
+
     /// The word in the configuration.
     #[must_use]
     pub fn as_str(self) -> &'static str {
@@ -71,6 +84,8 @@ impl Demand {
 }
 
 impl Notice {
+    pub(crate) const ALL: [Self; 2] = [Self::Allocation, Self::Bind];
+
     /// The word in the configuration.
     #[must_use]
     pub fn as_str(self) -> &'static str {

@@ -4,46 +4,19 @@
 //! first mistake.
 
 use std::fmt;
-use std::ops::RangeInclusive;
-use std::time::Duration;
 
-use bridge_core::Mode;
 use serde_yaml::Value;
 
-use super::device_plugin;
 use super::hint::meant;
+use super::keys::{
+    self, LABEL_MAX, LIMIT_MAX, NAMES_MAX, PROFILES_MAX, RULES_MAX, Shape, WEIGHT_MAX,
+};
 use super::lines::line_of;
-use super::{Config, Demand, Notice};
+use super::values::{
+    API_VERSION, api_version, cut, demand, mode, notice, number, pause, process_name, shown,
+};
+use super::{Config, Document, device_plugin, devices, nvidia};
 
-/// What `apiVersion` must be.
-const API_VERSION: &str = "gpu-bridge.dev/v1alpha1";
-/// Every key with a value of its own.
-const KEYS: [&str; 12] = [
-    "apiVersion",
-    "mode",
-    "limits.legacy",
-    "limits.dra",
-    "offers.weights.legacy",
-    "offers.weights.dra",
-    "offers.settle",
-    "offers.dwell",
-    "offers.quiet",
-    "offers.notice",
-    "offers.demand",
-    "ignoreProcesses",
-];
-/// Keys that only group others.
-const GROUPS: [&str; 4] = ["limits", "offers", "offers.weights", device_plugin::GROUP];
-/// The most units that a limit can name: no node has more GPUs or MIG instances.
-const LIMIT_MAX: u32 = 128;
-/// Weights are shares of a whole, and no share is finer than a unit of the largest node.
-const WEIGHT_MAX: u32 = 1000;
-/// The times of a move: shorter ones are overtaken by the watch of the own Node, longer ones by every pod.
-const PAUSES: RangeInclusive<Duration> = Duration::from_millis(50)..=Duration::from_secs(30);
-/// Names in `ignoreProcesses`: each is compared with every process on every GPU.
-const NAMES_MAX: usize = 64;
-/// Letters of a wrong key or value that are repeated in the message.
-const SHOWN: usize = 60;
 /// Mistakes that are told of one file. Finding the line of each takes a walk through the file, and nobody reads more.
 const MISTAKES_MAX: usize = 100;
 /// Opening brackets in a file. A configuration has a handful, and for each that is open the YAML library does some more
@@ -76,7 +49,7 @@ impl fmt::Display for Mistake {
 /// Reads the text of a configuration file.
 ///
 /// The outer error: it is no YAML. The inner one: all that is wrong in it.
-pub(super) fn parse(text: &str) -> Result<Result<Config, Vec<Mistake>>, serde_yaml::Error> {
+pub(super) fn parse(text: &str) -> Result<Result<Document, Vec<Mistake>>, serde_yaml::Error> {
     if let Some(mistake) = too_many_brackets(text) {
         return Ok(Err(vec![mistake]));
     }
@@ -84,14 +57,19 @@ pub(super) fn parse(text: &str) -> Result<Result<Config, Vec<Mistake>>, serde_ya
     let mut reader = Reader {
         text,
         config: Config::default(),
+        top: Vec::new(),
+        profiles: None,
         versioned: Versioned::No,
         mistakes: Vec::new(),
         untold: 0,
     };
-    reader.group(&[], &value);
-    reader.check_whole();
+    let document = if nvidia::is_file(&value) {
+        reader.nvidia(&value)
+    } else {
+        reader.file(&value)
+    };
     if reader.mistakes.is_empty() {
-        return Ok(Ok(reader.config));
+        return Ok(Ok(document));
     }
     // Those without a line are about the file as a whole.
     reader.mistakes.sort_by_key(|mistake| mistake.line);
@@ -127,16 +105,16 @@ fn of_the_file(line: Option<usize>, why: String) -> Mistake {
 
 struct Reader<'a> {
     text: &'a str,
+    /// What the keys are put into: what holds everywhere, or one profile.
     config: Config,
+    /// Where that begins: nothing, or `profiles` and the name of one.
+    top: Vec<String>,
+    /// What stands behind `profiles`, once it was come to.
+    profiles: Option<&'a Value>,
     versioned: Versioned,
     mistakes: Vec<Mistake>,
     /// Mistakes beyond those that are told.
     untold: usize,
-}
-
-/// Every key with a value of its own.
-pub(super) fn all_keys() -> impl Iterator<Item = &'static str> {
-    KEYS.into_iter().chain(device_plugin::KEYS)
 }
 
 /// Whether the file said which version it is written for.
@@ -145,9 +123,93 @@ enum Versioned {
     No,
 }
 
-impl Reader<'_> {
+impl<'a> Reader<'a> {
+    /// Reads a file of our own.
+    fn file(&mut self, value: &'a Value) -> Document {
+        self.group(&[], value);
+        if matches!(self.versioned, Versioned::No) {
+            self.mistakes.push(Mistake {
+                line: None,
+                key: "apiVersion".to_owned(),
+                value: None,
+                why: format!("is missing; write apiVersion: {API_VERSION}"),
+            });
+        }
+        let base = self.config.clone();
+        let whole = amiss(&base);
+        for wrong in &whole {
+            self.amiss(wrong);
+        }
+        let mut document = Document {
+            base,
+            ..Document::default()
+        };
+        if let Some(profiles) = self.profiles.take() {
+            self.profiles(profiles, &whole, &mut document);
+        }
+        document
+    }
+
+    /// Reads a file of NVIDIA's device plugin.
+    fn nvidia(&mut self, value: &Value) -> Document {
+        let read = nvidia::read(value);
+        for (path, value, why) in read.mistakes {
+            let path: Vec<String> = path.split('.').map(str::to_owned).collect();
+            self.mistake(&path, &value, why);
+        }
+        Document {
+            base: read.config,
+            remarks: read.remarks,
+            ..Document::default()
+        }
+    }
+
+    /// Takes what stands behind `profiles`: each is what holds everywhere, with its own keys over it. What is amiss with
+    /// the keys that hold everywhere is not told again.
+    fn profiles(&mut self, value: &'a Value, told: &[Amiss], document: &mut Document) {
+        let path = ["profiles".to_owned()];
+        let profiles = match value {
+            Value::Null => return,
+            Value::Mapping(profiles) => profiles,
+            Value::Bool(_)
+            | Value::Number(_)
+            | Value::String(_)
+            | Value::Sequence(_)
+            | Value::Tagged(_) => {
+                let why = "names of profiles are expected here, each with keys below it";
+                return self.mistake(&path, value, why.to_owned());
+            }
+        };
+        if profiles.len() > PROFILES_MAX {
+            let many = profiles.len();
+            let why = format!("{many} profiles are more than the {PROFILES_MAX} allowed");
+            return self.mistake(&path, value, why);
+        }
+        for (name, keys) in profiles {
+            let shown = name.as_str().map_or_else(|| shown(name), cut);
+            self.top = vec!["profiles".to_owned(), shown];
+            let Some(name) = name.as_str().filter(|name| is_label(name)) else {
+                let why = "a profile is named as a label's value can be: up to 63 letters, digits, '-', '_' and '.', \
+                           the first and the last of them a letter or a digit; put a number in quotes";
+                let top = self.top.clone();
+                self.mistake(&top, keys, why.to_owned());
+                continue;
+            };
+            self.config = document.base.clone();
+            let top = self.top.clone();
+            self.group(&top, keys);
+            for wrong in amiss(&self.config) {
+                if !told.contains(&wrong) {
+                    self.amiss(&wrong);
+                }
+            }
+            let profile = self.config.clone();
+            document.profiles.insert(name.to_owned(), profile);
+        }
+    }
+
     /// Takes a value behind which further keys are expected. Nothing at all is as good as no keys.
-    fn group(&mut self, path: &[String], value: &Value) {
+    fn group(&mut self, path: &[String], value: &'a Value) {
         let keys = match value {
             Value::Null => return,
             Value::Mapping(keys) => keys,
@@ -162,22 +224,31 @@ impl Reader<'_> {
         for (key, value) in keys {
             let mut path = path.to_vec();
             path.push(key.as_str().map_or_else(|| shown(key), cut));
-            let name = path.join(".");
-            if GROUPS.contains(&&*name) {
-                self.group(&path, value);
-            } else if all_keys().any(|key| key == name) {
-                self.value(&name, &path, value);
-            } else {
-                self.unknown(&name, &path, value);
+            let name = path[self.top.len()..].join(".");
+            match keys::find(&name).map(|key| key.shape) {
+                None => self.unknown(&name, &path, value),
+                Some(Shape::Version | Shape::Profiles) if !self.top.is_empty() => {
+                    let why = "holds for the whole file, and stands at its top".to_owned();
+                    self.mistake(&path, value, why);
+                }
+                Some(Shape::Group) => self.group(&path, value),
+                Some(Shape::Profiles) => self.profiles = Some(value),
+                Some(Shape::Names) => self.names(&path, value),
+                Some(Shape::Devices) => self.devices(&path, value),
+                Some(_) => self.value(&name, &path, value),
             }
         }
     }
 
     fn unknown(&mut self, name: &str, path: &[String], value: &Value) {
-        let keys: Vec<&str> = all_keys().collect();
-        let known = [GROUPS.as_slice(), &keys].concat();
+        let known: Vec<&str> = keys::names().collect();
         let hint = meant(name, &known).map_or_else(
-            || format!("known keys: {}", keys.join(", ")),
+            || {
+                let is_group = |key: &&keys::Key| matches!(key.shape, Shape::Group);
+                let keys = keys::KEYS.iter().filter(|key| !is_group(key));
+                let names: Vec<&str> = keys.map(|key| key.name).collect();
+                format!("known keys: {}", names.join(", "))
+            },
             |meant| format!("did you mean {meant}?"),
         );
         self.mistake(path, value, format!("there is no such key; {hint}"));
@@ -201,12 +272,12 @@ impl Reader<'_> {
             "offers.weights.dra" => {
                 number(value, WEIGHT_MAX).map(|weight| settings.weights.dra = weight)
             }
+            "offers.minLegacy" => number(value, LIMIT_MAX).map(|units| settings.min_legacy = units),
             "offers.settle" => pause(value).map(|pause| settings.pace.settle = pause),
             "offers.dwell" => pause(value).map(|pause| settings.pace.dwell = pause),
             "offers.quiet" => pause(value).map(|pause| settings.pace.quiet = pause),
             "offers.notice" => notice(value).map(|notice| self.config.notice = notice),
             "offers.demand" => demand(value).map(|demand| self.config.demand = demand),
-            "ignoreProcesses" => return self.names(path, value),
             _ => device_plugin::take(&mut self.config, name, value),
         };
         if let Err(why) = outcome {
@@ -226,6 +297,8 @@ impl Reader<'_> {
             );
             self.mistake(path, value, why);
         }
+        // A profile's list takes the place of the other.
+        self.config.ignore_processes.clear();
         for (index, name) in names.iter().enumerate() {
             match process_name(name) {
                 Ok(name) => self.config.ignore_processes.push(name),
@@ -238,26 +311,46 @@ impl Reader<'_> {
         }
     }
 
-    /// What no single key is to blame for.
-    fn check_whole(&mut self) {
-        if matches!(self.versioned, Versioned::No) {
-            self.mistakes.push(Mistake {
-                line: None,
-                key: "apiVersion".to_owned(),
-                value: None,
-                why: format!("is missing; write apiVersion: {API_VERSION}"),
-            });
+    fn devices(&mut self, path: &[String], value: &Value) {
+        let Value::Sequence(rules) = value else {
+            let why = "a list of rules is expected, such as [{index: 0, faces: [dra]}]";
+            return self.mistake(path, value, why.to_owned());
+        };
+        if rules.len() > RULES_MAX {
+            let why = format!(
+                "{} rules are more than the {RULES_MAX} allowed",
+                rules.len()
+            );
+            self.mistake(path, value, why);
         }
-        let weights = self.config.settings.weights;
-        if weights.legacy == 0 && weights.dra == 0 {
-            let path = ["offers".to_owned(), "weights".to_owned()];
-            self.mistakes.push(Mistake {
-                line: line_of(self.text, &path),
-                key: path.join("."),
-                value: Some("legacy 0, dra 0".to_owned()),
-                why: "nothing would be offered anywhere; use mode: drained for that".to_owned(),
-            });
+        self.config.settings.devices.clear();
+        for (index, rule) in rules.iter().enumerate() {
+            let wrong = match devices::rule(rule) {
+                Ok(rule) => {
+                    self.config.settings.devices.push(rule);
+                    continue;
+                }
+                Err(wrong) => wrong,
+            };
+            for (key, why) in wrong {
+                let mut path = path.to_vec();
+                path.push(index.to_string());
+                let value = key.as_ref().and_then(|key| rule.get(key));
+                path.extend(key);
+                self.mistake(&path, value.unwrap_or(rule), why);
+            }
         }
+    }
+
+    fn amiss(&mut self, amiss: &Amiss) {
+        let mut path = self.top.clone();
+        path.extend(amiss.key.split('.').map(str::to_owned));
+        self.mistakes.push(Mistake {
+            line: line_of(self.text, &path),
+            key: path.join("."),
+            value: Some(amiss.value.clone()),
+            why: amiss.why.to_owned(),
+        });
     }
 
     fn mistake(&mut self, path: &[String], value: &Value, why: String) {
@@ -284,107 +377,42 @@ impl Reader<'_> {
     }
 }
 
-fn api_version(value: &Value) -> Result<(), String> {
-    if value.as_str() == Some(API_VERSION) {
-        return Ok(());
+/// What no single key is to blame for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Amiss {
+    key: &'static str,
+    value: String,
+    why: &'static str,
+}
+
+fn amiss(config: &Config) -> Vec<Amiss> {
+    let settings = &config.settings;
+    let mut found = Vec::new();
+    if settings.weights.legacy == 0 && settings.weights.dra == 0 {
+        found.push(Amiss {
+            key: "offers.weights",
+            value: "legacy 0, dra 0".to_owned(),
+            why: "nothing would be offered anywhere; use mode: drained for that",
+        });
     }
-    Err(format!("this version reads {API_VERSION} only"))
-}
-
-fn mode(value: &Value) -> Result<Mode, String> {
-    one_of(value, Mode::ALL, Mode::as_str).map_err(|allowed| format!("is no mode; {allowed}"))
-}
-
-fn notice(value: &Value) -> Result<Notice, String> {
-    let known = [Notice::Allocation, Notice::Bind];
-    one_of(value, known, Notice::as_str)
-}
-
-fn demand(value: &Value) -> Result<Demand, String> {
-    one_of(value, [Demand::Turns, Demand::Watch], Demand::as_str)
-}
-
-/// The value that a word stands for, or which words do.
-pub(super) fn one_of<T: Copy, const N: usize>(
-    value: &Value,
-    known: [T; N],
-    word_of: impl Fn(T) -> &'static str,
-) -> Result<T, String> {
-    let word = value.as_str().unwrap_or_default();
-    if let Some(meant) = known.into_iter().find(|known| word_of(*known) == word) {
-        return Ok(meant);
+    if let Some(limit) = settings.limits.legacy
+        && settings.min_legacy > limit
+    {
+        found.push(Amiss {
+            key: "offers.minLegacy",
+            value: settings.min_legacy.to_string(),
+            why: "is more than limits.legacy lets counted pods have",
+        });
     }
-    let words = known.map(word_of);
-    let hint =
-        meant(word, &words).map_or_else(String::new, |word| format!("; did you mean {word}?"));
-    Err(format!("allowed: {}{hint}", words.join(", ")))
+    found
 }
 
-fn number(value: &Value, most: u32) -> Result<u32, String> {
-    let number = value.as_u64().and_then(|number| u32::try_from(number).ok());
-    match number {
-        Some(number) if number <= most => Ok(number),
-        Some(_) | None => {
-            let quoted = value
-                .as_str()
-                .is_some_and(|text| text.parse::<u32>().is_ok());
-            let hint = if quoted { ", without quotes" } else { "" };
-            Err(format!("allowed: a whole number from 0 to {most}{hint}"))
-        }
-    }
-}
-
-/// A step of a move, as in `300ms` or `1s`.
-fn pause(value: &Value) -> Result<Duration, String> {
-    let text = value.as_str().unwrap_or_default();
-    let milliseconds = match text.strip_suffix("ms") {
-        Some(number) => number.parse::<u64>().ok(),
-        None => text
-            .strip_suffix('s')
-            .and_then(|number| number.parse::<u64>().ok())
-            .and_then(|seconds| seconds.checked_mul(1_000)),
-    };
-    match milliseconds.map(Duration::from_millis) {
-        Some(pause) if PAUSES.contains(&pause) => Ok(pause),
-        Some(_) | None => Err(format!(
-            "allowed: a time from {}ms to {}s, written as 300ms or 1s",
-            PAUSES.start().as_millis(),
-            PAUSES.end().as_secs()
-        )),
-    }
-}
-
-fn process_name(value: &Value) -> Result<String, String> {
-    match value.as_str() {
-        None => Err("a process name is text; put it in quotes".to_owned()),
-        Some(name) if name.trim().is_empty() => Err("a process name is not empty".to_owned()),
-        Some(name) if name.contains('/') => {
-            Err("a process name has no path; give what /proc/<pid>/comm shows".to_owned())
-        }
-        Some(name) if name.chars().any(char::is_control) => {
-            Err("a process name has no control characters".to_owned())
-        }
-        Some(name) => Ok(name.to_owned()),
-    }
-}
-
-/// A value in a message: as in the file if it is short, else its begin or its kind.
-fn shown(value: &Value) -> String {
-    let text = match value {
-        Value::Null => "nothing".to_owned(),
-        Value::Bool(value) => value.to_string(),
-        Value::Number(value) => value.to_string(),
-        Value::String(value) => format!("{value:?}"),
-        Value::Sequence(_) => "a list".to_owned(),
-        Value::Mapping(_) => "keys and values".to_owned(),
-        Value::Tagged(value) => format!("a value with the tag {}", value.tag),
-    };
-    cut(&text)
-}
-
-fn cut(text: &str) -> String {
-    if text.chars().nth(SHOWN).is_none() {
-        return text.to_owned();
-    }
-    text.chars().take(SHOWN).chain("...".chars()).collect()
+/// Whether a text can be the value of a label.
+fn is_label(text: &str) -> bool {
+    let ends = |c: char| c.is_ascii_alphanumeric();
+    let inside = |c: char| ends(c) || matches!(c, '-' | '_' | '.');
+    text.len() <= LABEL_MAX
+        && text.starts_with(ends)
+        && text.ends_with(ends)
+        && text.chars().all(inside)
 }

@@ -1,6 +1,9 @@
 //! Good files, and every way in which one can be wrong.
 
-use bridge_core::{DeviceSpecs, Handout, IdStrategy, Limits, ListStrategy, Mode, Weights};
+use bridge_core::{
+    DeviceRule, DeviceSpecs, Faces, Handout, IdStrategy, Limits, ListStrategy, Matcher, Mode,
+    Weights,
+};
 use expect_test::{Expect, expect};
 use proptest::prelude::*;
 
@@ -16,7 +19,7 @@ fn file(text: &str) -> (tempfile::TempDir, std::path::PathBuf) {
 }
 
 fn good(text: &str) -> Config {
-    load(&file(&format!("{HEAD}{text}")).1).unwrap()
+    load(&file(&format!("{HEAD}{text}")).1).unwrap().base
 }
 
 fn check(text: &str, expected: Expect) {
@@ -60,7 +63,9 @@ fn the_charts_schema_takes_every_key_and_no_other() {
     // The chart writes it by itself.
     taken.push("apiVersion".to_owned());
     taken.sort();
-    let mut keys: Vec<&str> = schema::all_keys().collect();
+    let is_single = |key: &&keys::Key| !matches!(key.shape, keys::Shape::Group);
+    let keys = keys::KEYS.iter().filter(is_single);
+    let mut keys: Vec<&str> = keys.map(|key| key.name).collect();
     keys.sort_unstable();
     assert_eq!(taken, keys);
 }
@@ -69,18 +74,34 @@ fn the_charts_schema_takes_every_key_and_no_other() {
 fn every_key_is_taken() {
     let config = good(
         "mode: dra\n\
-         limits: {legacy: 0, dra: 128}\n\
-         offers:\n  settle: 500ms\n  dwell: 1s\n  quiet: 50ms\n  notice: bind\n  demand: watch\n  weights:\n    legacy: 3\n    dra: 0\n\
+         limits: {legacy: 7, dra: 128}\n\
+         devices:\n- {index: 3, faces: [dra]}\n- {product: '*A100*', faces: []}\n\
+         offers:\n  minLegacy: 2\n  settle: 500ms\n  dwell: 1s\n  quiet: 50ms\n  notice: bind\n  demand: watch\n  weights:\n    legacy: 3\n    dra: 0\n\
          ignoreProcesses:\n- dcgm-exporter\n- \"x y\"\n\
          devicePlugin:\n  deviceListStrategy: [envvar, cdi-cri]\n  deviceIDStrategy: index\n  passDeviceSpecs: true\n  cdiAnnotationPrefix: nvidia.cdi.k8s.io/\n",
     );
     assert_eq!(config.settings.mode, Mode::Dra);
     let limits = Limits {
-        legacy: Some(0),
+        legacy: Some(7),
         dra: Some(128),
     };
     assert_eq!(config.settings.limits, limits);
     assert_eq!(config.settings.weights, Weights { legacy: 3, dra: 0 });
+    assert_eq!(config.settings.min_legacy, 2);
+    let rules = [
+        DeviceRule {
+            matcher: Matcher::Index(3),
+            faces: Faces {
+                legacy: false,
+                dra: true,
+            },
+        },
+        DeviceRule {
+            matcher: Matcher::Product("*A100*".to_owned()),
+            faces: Faces::NONE,
+        },
+    ];
+    assert_eq!(config.settings.devices, rules);
     let pace = config.settings.pace;
     assert_eq!(
         [pace.settle, pace.dwell, pace.quiet].map(|pause| pause.as_millis()),
@@ -188,7 +209,7 @@ nonsense: [1, 2]
               config.yaml:11: ignoreProcesses[1]: 7: a process name is text; put it in quotes
               config.yaml:12: ignoreProcesses[2]: "": a process name is not empty
               config.yaml:13: legacy: 3: there is no such key; did you mean limits.legacy?
-              config.yaml:14: nonsense: a list: there is no such key; known keys: apiVersion, mode, limits.legacy, limits.dra, offers.weights.legacy, offers.weights.dra, offers.settle, offers.dwell, offers.quiet, offers.notice, offers.demand, ignoreProcesses, devicePlugin.deviceListStrategy, devicePlugin.deviceIDStrategy, devicePlugin.passDeviceSpecs, devicePlugin.cdiAnnotationPrefix"#]],
+              config.yaml:14: nonsense: a list: there is no such key; known keys: apiVersion, mode, limits.legacy, limits.dra, offers.minLegacy, offers.weights.legacy, offers.weights.dra, offers.settle, offers.dwell, offers.quiet, offers.notice, offers.demand, ignoreProcesses, devicePlugin.deviceListStrategy, devicePlugin.deviceIDStrategy, devicePlugin.passDeviceSpecs, devicePlugin.cdiAnnotationPrefix, devices, profiles"#]],
     );
 }
 
@@ -236,8 +257,8 @@ fn values_of_a_wrong_kind_are_named() {
         ),
         expect![[r#"
             the configuration config.yaml has 6 mistakes and is not used:
-              config.yaml: 8: "x": there is no such key; known keys: apiVersion, mode, limits.legacy, limits.dra, offers.weights.legacy, offers.weights.dra, offers.settle, offers.dwell, offers.quiet, offers.notice, offers.demand, ignoreProcesses, devicePlugin.deviceListStrategy, devicePlugin.deviceIDStrategy, devicePlugin.passDeviceSpecs, devicePlugin.cdiAnnotationPrefix
-              config.yaml: a list: "b": there is no such key; known keys: apiVersion, mode, limits.legacy, limits.dra, offers.weights.legacy, offers.weights.dra, offers.settle, offers.dwell, offers.quiet, offers.notice, offers.demand, ignoreProcesses, devicePlugin.deviceListStrategy, devicePlugin.deviceIDStrategy, devicePlugin.passDeviceSpecs, devicePlugin.cdiAnnotationPrefix
+              config.yaml: 8: "x": there is no such key; known keys: apiVersion, mode, limits.legacy, limits.dra, offers.minLegacy, offers.weights.legacy, offers.weights.dra, offers.settle, offers.dwell, offers.quiet, offers.notice, offers.demand, ignoreProcesses, devicePlugin.deviceListStrategy, devicePlugin.deviceIDStrategy, devicePlugin.passDeviceSpecs, devicePlugin.cdiAnnotationPrefix, devices, profiles
+              config.yaml: a list: "b": there is no such key; known keys: apiVersion, mode, limits.legacy, limits.dra, offers.minLegacy, offers.weights.legacy, offers.weights.dra, offers.settle, offers.dwell, offers.quiet, offers.notice, offers.demand, ignoreProcesses, devicePlugin.deviceListStrategy, devicePlugin.deviceIDStrategy, devicePlugin.passDeviceSpecs, devicePlugin.cdiAnnotationPrefix, devices, profiles
               config.yaml:2: mode: nothing: is no mode; allowed: legacy, both, dra, drained
               config.yaml:3: limits: 8: keys and values are expected here
               config.yaml:4: offers: a list: keys and values are expected here
@@ -325,13 +346,278 @@ fn a_report_says_what_a_file_means() {
           mode             legacy
           limits           legacy 5, dra no limit
           offers.weights   legacy 1, dra 1
-          offers           settle 300 ms, dwell 500 ms, quiet 300 ms
+          offers           settle 300 ms, dwell 500 ms, quiet 300 ms, minLegacy 0
           offers.notice    allocation
           offers.demand    turns
           ignoreProcesses  a, b
           devicePlugin     cdi-cri by uuid
+          devices          none
     "#]]
     .assert_eq(&said.replace(&format!("{}/", folder.path().display()), ""));
+}
+
+#[test]
+fn a_profile_overrides_what_holds_everywhere_key_by_key() {
+    let (_folder, path) = file(&format!(
+        "{HEAD}mode: legacy\nlimits: {{dra: 2}}\nignoreProcesses: [a]\n\
+         profiles:\n  claims: {{mode: both, limits: {{legacy: 1}}}}\n  empty:\n  agents: {{ignoreProcesses: [b, c]}}\n",
+    ));
+    let document = load(&path).unwrap();
+    let limits = |legacy, dra| Limits { legacy, dra };
+    assert_eq!(document.base.settings.limits, limits(None, Some(2)));
+    let claims = document.choose(Some("claims")).unwrap();
+    assert_eq!(claims.settings.mode, Mode::Both);
+    assert_eq!(claims.settings.limits, limits(Some(1), Some(2)));
+    assert_eq!(claims.ignore_processes, ["a"]);
+    assert_eq!(document.choose(Some("empty")), Ok(&document.base));
+    let agents = document.choose(Some("agents")).unwrap();
+    assert_eq!(agents.ignore_processes, ["b", "c"]);
+    assert_eq!(agents.settings, document.base.settings);
+    assert_eq!(document.choose(None), Ok(&document.base));
+    document.choose(Some("other")).unwrap_err();
+    let said = report(&path).unwrap();
+    let (_, profiles) = said.split_once("  with ").unwrap();
+    let lines: Vec<&str> = profiles.lines().map(str::trim).collect();
+    assert_eq!(
+        lines,
+        [
+            "gpu-bridge.dev/profile=agents:",
+            "ignoreProcesses  b, c",
+            "with gpu-bridge.dev/profile=claims:",
+            "mode             both",
+            "limits           legacy 1, dra 2",
+            "with gpu-bridge.dev/profile=empty:",
+        ]
+    );
+}
+
+#[test]
+fn what_is_wrong_in_a_profile_is_told_with_its_place() {
+    check(
+        &format!(
+            "{HEAD}offers: {{weights: {{dra: 0}}}}\nprofiles:\n  a:\n    mode: no\n    profiles: {{}}\n    apiVersion: x\n  \
+             b:\n    limits:\n      legcy: 3\n  -c: {{mode: dra}}\n  7: {{}}\n  \
+             d: {{offers: {{weights: {{legacy: 0}}}}}}\n  e: {{limits: {{legacy: 1}}, offers: {{minLegacy: 2}}}}\n"
+        ),
+        expect![[r#"
+            the configuration config.yaml has 8 mistakes and is not used:
+              config.yaml: profiles[7]: keys and values: a profile is named as a label's value can be: up to 63 letters, digits, '-', '_' and '.', the first and the last of them a letter or a digit; put a number in quotes
+              config.yaml:5: profiles.a.mode: "no": is no mode; allowed: legacy, both, dra, drained
+              config.yaml:6: profiles.a.profiles: keys and values: holds for the whole file, and stands at its top
+              config.yaml:7: profiles.a.apiVersion: "x": holds for the whole file, and stands at its top
+              config.yaml:10: profiles.b.limits.legcy: 3: there is no such key; did you mean limits.legacy?
+              config.yaml:11: profiles.-c: keys and values: a profile is named as a label's value can be: up to 63 letters, digits, '-', '_' and '.', the first and the last of them a letter or a digit; put a number in quotes
+              config.yaml:13: profiles.d.offers.weights: legacy 0, dra 0: nothing would be offered anywhere; use mode: drained for that
+              config.yaml:14: profiles.e.offers.minLegacy: 2: is more than limits.legacy lets counted pods have"#]],
+    );
+    check(
+        &format!("{HEAD}profiles: [a]\n"),
+        expect![[r#"
+        the configuration config.yaml has a mistake and is not used:
+          config.yaml:2: profiles: a list: names of profiles are expected here, each with keys below it"#]],
+    );
+}
+
+#[test]
+fn what_is_wrong_in_a_rule_for_gpus_is_told_with_its_place() {
+    check(
+        &format!(
+            "{HEAD}devices:\n- {{uuid: GPU-1}}\n- {{index: 1, product: x, faces: []}}\n- {{indx: 1, faces: [legacy]}}\n\
+             - {{index: -1, faces: [legacy]}}\n- {{pciBusId: here, faces: [both]}}\n- {{mig: 1g.10gb, faces: [dra]}}\n\
+             - {{uuid: MIG-1, faces: [dra, dra]}}\n- all\n"
+        ),
+        expect![[r#"
+            the configuration config.yaml has 12 mistakes and is not used:
+              config.yaml:3: devices[0]: keys and values: has no faces; write [legacy] for counted pods, [dra] for claims, [] for nobody
+              config.yaml:4: devices[1]: keys and values: has 2 of uuid, index, pciBusId and product, and needs exactly one
+              config.yaml:5: devices[2].indx: 1: there is no such key in a rule; did you mean index?
+              config.yaml:5: devices[2]: keys and values: has 0 of uuid, index, pciBusId and product, and needs exactly one
+              config.yaml:6: devices[3].index: -1: allowed: a whole number from 0 to 1048575
+              config.yaml:7: devices[4].pciBusId: "here": a place on the PCI bus is written as 0000:65:00.0
+              config.yaml:7: devices[4].faces: a list: "both" is no face; allowed: a list of legacy and dra, each once at most; [] excludes the GPU
+              config.yaml:8: devices[5].mig: "1g.10gb": MIG instances are not served yet, so there is nothing to choose among them
+              config.yaml:8: devices[5]: keys and values: has 0 of uuid, index, pciBusId and product, and needs exactly one
+              config.yaml:9: devices[6].uuid: "MIG-1": MIG instances are not served yet, so there is nothing to choose among them
+              config.yaml:9: devices[6].faces: a list: allowed: a list of legacy and dra, each once at most; [] excludes the GPU
+              config.yaml:10: devices[7]: "all": a rule has a key that says which GPU, and faces, as in {index: 0, faces: [dra]}"#]],
+    );
+    check(
+        &format!("{HEAD}devices: none\n"),
+        expect![[r#"
+        the configuration config.yaml has a mistake and is not used:
+          config.yaml:2: devices: "none": a list of rules is expected, such as [{index: 0, faces: [dra]}]"#]],
+    );
+}
+
+#[test]
+fn a_file_of_nvidias_plugin_is_read_and_what_is_not_done_is_said_key_by_key() {
+    let (folder, path) = file(
+        "version: v1\n\
+         flags:\n  migStrategy: mixed\n  failOnInitError: true\n  nvidiaDriverRoot: /run/nvidia/driver\n  \
+         gdsEnabled: false\n  plugin:\n    passDeviceSpecs: true\n    deviceListStrategy: [envvar, cdi-cri]\n    \
+         deviceIDStrategy: uuid\n  gfd: {oneshot: true}\n\
+         resources:\n  gpus: [{pattern: '*', name: nvidia.com/a100}]\n\
+         sharing:\n  timeSlicing:\n    renameByDefault: false\n    resources: [{name: nvidia.com/gpu, replicas: 4}]\n\
+         typo: 1\n",
+    );
+    let said = report(&path).unwrap();
+    expect![[r#"
+        config.yaml is good. It means:
+          mode             legacy
+          limits           legacy no limit, dra no limit
+          offers.weights   legacy 1, dra 1
+          offers           settle 300 ms, dwell 500 ms, quiet 300 ms, minLegacy 0
+          offers.notice    allocation
+          offers.demand    turns
+          ignoreProcesses  none
+          devicePlugin     cdi-cri, envvar by uuid, device nodes passed
+          devices          none
+        Not done:
+          this is a file of NVIDIA's device plugin, which knows counted pods alone, so the mode is legacy
+          flags.migStrategy: "mixed": MIG instances are not served yet; a GPU is served as a whole
+          flags.nvidiaDriverRoot: "/run/nvidia/driver": give --driver-root to `gpu-bridge run`
+          flags.gfd.oneshot: true: the daemon does not label nodes
+          resources.gpus: a list: the resource is nvidia.com/gpu; NVIDIA's plugin does not rename it either
+          sharing.timeSlicing.resources: a list: sharing a GPU between pods is not served yet: a pod gets whole ones
+          typo: 1: is no key of NVIDIA's file, and means nothing
+    "#]].assert_eq(&said.replace(&format!("{}/", folder.path().display()), ""));
+    let plain = "version: v1\nflags: {migStrategy: none, plugin: {deviceListStrategy: cdi-cri}}\n";
+    let document = load(&file(plain).1).unwrap();
+    assert_eq!(document.base.settings.mode, Mode::Legacy);
+    assert_eq!(document.remarks.len(), 1, "{:?}", document.remarks);
+    check(
+        "version: v2\nflags: {}\n",
+        expect![[r#"
+        the configuration config.yaml has a mistake and is not used:
+          config.yaml:1: version: "v2": of NVIDIA's files this version reads v1 only"#]],
+    );
+}
+
+/// Each key with values that it takes and values that it does not.
+const SAMPLES: [(&str, &[&str], &[&str]); 18] = [
+    ("apiVersion", &["gpu-bridge.dev/v1alpha1"], &["v1", "1"]),
+    ("mode", &["legacy", "both", "dra", "drained"], &["all", "1"]),
+    ("limits.legacy", &["0", "128"], &["129", "-1", "1.5", "a"]),
+    ("limits.dra", &["0", "128"], &["129", "'2'"]),
+    ("offers.minLegacy", &["0", "2"], &["-1", "x"]),
+    ("offers.weights.legacy", &["0", "1000"], &["1001"]),
+    ("offers.weights.dra", &["1", "1000"], &["-1"]),
+    ("offers.settle", &["300ms", "1s"], &["1", "1m", "fast"]),
+    ("offers.dwell", &["300ms", "30s"], &["1.5s"]),
+    ("offers.quiet", &["50ms"], &["ms"]),
+    ("offers.notice", &["allocation", "bind"], &["never"]),
+    ("offers.demand", &["turns", "watch"], &["yes"]),
+    (
+        "ignoreProcesses",
+        &["[]", "[a, b]"],
+        &["a", "[a/b]", "[1]", "['']"],
+    ),
+    (
+        "devicePlugin.deviceListStrategy",
+        &["envvar", "[cdi-cri, volume-mounts]"],
+        &["cdi", "[]", "[x]", "true"],
+    ),
+    (
+        "devicePlugin.deviceIDStrategy",
+        &["uuid", "index"],
+        &["uid"],
+    ),
+    (
+        "devicePlugin.passDeviceSpecs",
+        &["true", "false"],
+        &["yes please", "1"],
+    ),
+    (
+        "devicePlugin.cdiAnnotationPrefix",
+        &["nvidia.cdi.k8s.io/"],
+        &["cdi.k8s.io", "/"],
+    ),
+    (
+        "devices",
+        &[
+            "[]",
+            "[{index: 0, faces: []}, {uuid: GPU-1, faces: [dra]}]",
+            "[{pciBusId: '0000:65:00.0', faces: [legacy, dra]}, {product: '*', faces: [legacy]}]",
+        ],
+        &[
+            "{}",
+            "[{index: 0}]",
+            "[{faces: []}]",
+            "[{index: 0, uuid: GPU-1, faces: []}]",
+            "[{index: 0, faces: [all]}]",
+            "[{pciBusId: x, faces: []}]",
+            "[{uuid: x, faces: []}]",
+            "[{mig: 1g.10gb, faces: []}]",
+            "[{index: 0, faces: [dra, dra]}]",
+        ],
+    ),
+];
+
+/// A file with one key, or with that key in a profile.
+fn with_key(key: &str, value: &str, in_profile: bool) -> String {
+    let mut text = if key == "apiVersion" {
+        String::new()
+    } else {
+        HEAD.to_owned()
+    };
+    let parents = in_profile.then_some(["profiles", "p"]);
+    let parts = parents.into_iter().flatten().chain(key.split('.'));
+    for (depth, part) in parts.enumerate() {
+        text.push_str(&format!("{}{part}:\n", "  ".repeat(depth)));
+    }
+    format!("{} {value}\n", text.trim_end())
+}
+
+#[test]
+fn the_json_schema_allows_what_the_reader_takes_and_refuses_what_it_refuses() {
+    let schema = json_schema();
+    let validator = jsonschema::validator_for(&schema).unwrap();
+    let sampled: Vec<&str> = SAMPLES.iter().map(|(key, _, _)| *key).collect();
+    for key in keys::KEYS {
+        let is_single = !matches!(key.shape, keys::Shape::Group | keys::Shape::Profiles);
+        assert_eq!(sampled.contains(&key.name), is_single, "{}", key.name);
+    }
+    let mut tried = 0;
+    for (key, good, wrong) in SAMPLES {
+        let samples = good.iter().map(|it| (it, true));
+        for (value, is_good) in samples.chain(wrong.iter().map(|it| (it, false))) {
+            for in_profile in [false, true] {
+                if in_profile && key == "apiVersion" {
+                    continue;
+                }
+                let text = with_key(key, value, in_profile);
+                let json: serde_json::Value = serde_yaml::from_str(&text).unwrap();
+                let taken = schema::parse(&text).unwrap();
+                assert_eq!(taken.is_ok(), is_good, "the reader and {text}: {taken:?}");
+                assert_eq!(validator.is_valid(&json), is_good, "the schema and {text}");
+                tried += 1;
+            }
+        }
+    }
+    assert!(tried > 80, "{tried}");
+    for text in ["", "profiles: {a: {mode: dra}}\n", "limits:\nprofiles:\n"] {
+        let json: serde_json::Value = serde_yaml::from_str(&format!("{HEAD}{text}")).unwrap();
+        assert!(validator.is_valid(&json), "{text}");
+    }
+    for text in [
+        "x: 1\n",
+        "limits: {x: 1}\n",
+        "profiles: {a: {profiles: {}}}\n",
+        "profiles: {-a: {}}\n",
+    ] {
+        let json: serde_json::Value = serde_yaml::from_str(&format!("{HEAD}{text}")).unwrap();
+        assert!(!validator.is_valid(&json), "{text}");
+        schema::parse(&format!("{HEAD}{text}"))
+            .unwrap()
+            .unwrap_err();
+    }
+}
+
+#[test]
+fn the_json_schema_that_is_shipped_is_the_one_of_the_program() {
+    let path =
+        std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../manifests/config.schema.json");
+    expect_test::expect_file![path].assert_eq(&format!("{:#}\n", json_schema()));
 }
 
 proptest! {
@@ -374,4 +660,23 @@ fn of_a_file_that_is_wrong_all_over_the_first_mistakes_are_told() {
         "{error}"
     );
     assert!(error.len() < 100_000, "{} bytes", error.len());
+}
+
+#[test]
+fn every_key_is_in_the_guide() {
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../migration-guide/configuration.md");
+    let guide = std::fs::read_to_string(path).unwrap();
+    let is_group = |key: &&keys::Key| matches!(key.shape, keys::Shape::Group);
+    let keys = keys::KEYS
+        .iter()
+        .filter(|key| !is_group(key))
+        .map(|key| key.name);
+    for key in keys.chain(keys::RULE_KEYS.iter().map(|(key, _)| *key)) {
+        let row = format!("\n| `{key}` |");
+        assert!(guide.contains(&row), "{key} has no row in configuration.md");
+    }
+    let rows = guide.matches("\n| `").count();
+    let named = keys::KEYS.iter().filter(|key| !is_group(key)).count() + keys::RULE_KEYS.len();
+    assert_eq!(rows, named, "a row of the guide is about no key");
 }

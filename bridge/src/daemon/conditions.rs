@@ -1,15 +1,13 @@
 //! What the tasks say about themselves, as conditions of `/readyz`.
 
-use std::path::PathBuf;
-
 use bridge_core::{Claims, Pods};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::Ended;
 use crate::admin::{ConditionName, Conditions, Met};
-use crate::config::Demand;
 use crate::config::live::Current;
+use crate::config::{Demand, Source};
 use crate::inventory::Scan;
 use crate::usage::DemandState;
 use crate::{device_plugin, dra};
@@ -227,10 +225,10 @@ pub(super) async fn demand(
     .await
 }
 
-/// A file that is not used is no reason not to serve: what was good goes on.
+/// A configuration that is not used is no reason not to serve, as long as there was a good one: that goes on.
 pub(super) async fn config(
     seen: watch::Receiver<Current>,
-    path: Option<PathBuf>,
+    source: Option<Source>,
     conditions: Conditions,
     stop: CancellationToken,
 ) -> Ended {
@@ -239,12 +237,34 @@ pub(super) async fn config(
         seen,
         conditions,
         stop,
-        |current| match (&current.rejected, &path) {
-            (Some(why), _) => (
-                Met::Partly(Some("ConfigFileRejected")),
-                format!("{why}\nThe last good configuration stays in force."),
+        |current| match (&current.lack, &source) {
+            (Some(lack), _) if current.never_read => (
+                Met::Not(Some(lack.reason())),
+                format!(
+                    "{}\nNothing is offered until there is a good configuration.",
+                    lack.why()
+                ),
             ),
-            (None, Some(path)) => (Met::Fully, format!("{} is in force", path.display())),
+            (Some(lack), _) => (
+                Met::Partly(Some(lack.reason())),
+                format!(
+                    "{}\nThe last good configuration stays in force.",
+                    lack.why()
+                ),
+            ),
+            (None, Some(source)) => {
+                let mut says = format!("{} is in force", source.origin().display());
+                if let Some(profile) = &current.profile {
+                    says.push_str(&format!(", with its profile {profile}"));
+                }
+                match current.remarks() {
+                    [] => (Met::Fully, says),
+                    remarks => {
+                        let undone = remarks.join("\n  ");
+                        (Met::Partly(None), format!("{says}; not done:\n  {undone}"))
+                    }
+                }
+            }
             (None, None) => (
                 Met::Fully,
                 "there is no configuration file; the defaults are in force".to_owned(),

@@ -45,8 +45,8 @@ pub enum Foresight {
 /// # Errors
 /// The configuration or the kubeconfig can't be used, or NVML's thread can't be started.
 pub async fn preview(options: &RunOptions) -> anyhow::Result<Foresight> {
-    let (_current, config) = watch::channel(settings::read(options)?);
     let client = client(options.kubeconfig.as_deref()).await?;
+    let (_current, config) = watch::channel(settings::read(options, &client).await?);
     let nvml = start_nvml(options)?;
     let probe = process_probe(nvml.clone(), options, config.clone(), Metrics::new());
     let chosen = config.borrow().config.settings.clone();

@@ -1,4 +1,4 @@
-//! What the configuration file says, to those who go by it while the daemon runs.
+//! What the configuration says, to those who go by it while the daemon runs.
 
 use std::path::Path;
 
@@ -9,7 +9,9 @@ use tracing::warn;
 use super::{Ended, Faces, Tasks, conditions, feeds};
 use crate::arbiter::Observation;
 use crate::cli::RunOptions;
-use crate::config::live::{self, Current};
+use crate::config::live::{self, Current, Taker};
+use crate::config::profile::{self, Label};
+use crate::config::{Source, map};
 use crate::metrics::Metrics;
 use crate::store;
 
@@ -17,14 +19,22 @@ use crate::store;
 const KEPT: &str = "config.last-good.yaml";
 
 /// Reads the configuration at the start.
-pub(super) fn read(options: &RunOptions) -> Result<Current, crate::config::Error> {
+pub(super) async fn read(
+    options: &RunOptions,
+    client: &kube::Client,
+) -> Result<Current, crate::config::Error> {
+    let (node, kept) = (&options.node_name, options.state_dir.join(KEPT));
     match &options.config {
-        Some(path) => live::at_start(path, &options.state_dir.join(KEPT)),
+        Some(Source::File(path)) => {
+            let label = || profile::read(client, node);
+            live::begin(path, live::read(path), &kept, label).await
+        }
+        Some(Source::ConfigMap(name)) => map::at_start(client, name, node, &kept).await,
         None => Ok(Current::default()),
     }
 }
 
-/// Follows the file, and tells the pool and the pages what it says.
+/// Follows the source and the node's label, and tells the pool and the pages what they say.
 pub(super) fn start(tasks: &mut Tasks, current: watch::Sender<Current>, faces: &Faces<'_>) {
     let (options, handle) = (faces.options, faces.handle);
     let (conditions, stop) = (faces.conditions, faces.stop);
@@ -37,7 +47,7 @@ pub(super) fn start(tasks: &mut Tasks, current: watch::Sender<Current>, faces: &
     ));
     tasks.spawn(feeds::feed(
         "settings feed",
-        seen,
+        seen.clone(),
         |current: &Current| Some(Observation::Settings(current.config.settings.clone())),
         handle.clone(),
         stop.clone(),
@@ -47,12 +57,30 @@ pub(super) fn start(tasks: &mut Tasks, current: watch::Sender<Current>, faces: &
         handle.metrics().clone(),
         stop.clone(),
     ));
-    let (path, cancel) = (options.config.clone(), stop.clone());
-    let kept = options.state_dir.join(KEPT);
+    let (label_out, label) = watch::channel(Label::default());
+    let (client, node, cancel) = (
+        faces.client.clone(),
+        options.node_name.clone(),
+        stop.clone(),
+    );
     tasks.spawn(async move {
-        match path {
-            Some(path) => live::follow(path, |text| keep(&kept, text), current, cancel).await,
-            None => cancel.cancelled().await,
+        profile::follow(client, node, seen, label_out, cancel).await;
+        ("profile label", Ok(()))
+    });
+    let (source, cancel) = (options.config.clone(), stop.clone());
+    let (client, kept) = (faces.client.clone(), options.state_dir.join(KEPT));
+    tasks.spawn(async move {
+        if let Some(source) = source {
+            let keep = |text: &str| keep(&kept, text);
+            let taker = Taker::new(source.origin(), keep, current, label);
+            match source {
+                Source::File(path) => live::follow(path, taker, cancel).await,
+                Source::ConfigMap(name) => map::follow(client, name, taker, cancel).await,
+            }
+        } else {
+            // Without a source nothing changes.
+            cancel.cancelled().await;
+            drop(current);
         }
         ("configuration", Ok(()))
     });

@@ -15,6 +15,7 @@ mod bench;
 mod calls;
 mod claims;
 mod clock;
+mod config_map;
 mod costs;
 #[path = "../common/dcgm.rs"]
 mod dcgm;
@@ -46,6 +47,7 @@ mod monitoring;
 mod peers;
 mod privileges;
 mod process;
+mod profiles;
 mod rebuild;
 mod restart_time;
 mod restarts;

@@ -21,6 +21,8 @@ pub(crate) const NODE: &str = "node-0";
 pub(crate) const RESOURCE: &str = "nvidia.com/gpu";
 pub(crate) const DRIVER: &str = "gpu.nvidia.com";
 pub(crate) const NAMESPACE: &str = "train";
+/// Namespace and name of the ConfigMap that a daemon can read from the API server.
+pub(crate) const MAP: (&str, &str) = ("gpu-bridge", "nodes");
 
 /// Far more than anything here takes, on a machine that is busy.
 pub(crate) const SOON: Duration = Duration::from_secs(30);
@@ -212,6 +214,21 @@ impl World {
         let text = format!("apiVersion: gpu-bridge.dev/v1alpha1\n{rest}");
         fs::write(&path, text).unwrap();
         self.flags.insert("--config", path.into());
+    }
+
+    /// Writes the configuration into a ConfigMap at the API server: what follows the `apiVersion`.
+    pub(crate) fn configure_map(&mut self, rest: &str) {
+        let text = format!("apiVersion: gpu-bridge.dev/v1alpha1\n{rest}");
+        let metadata = json!({"namespace": MAP.0, "name": MAP.1});
+        let map = json!({"metadata": metadata, "data": {"config.yaml": text}});
+        self.api.put("configmaps", map);
+        self.read_map();
+    }
+
+    /// The next daemon reads that ConfigMap, be it there or not.
+    pub(crate) fn read_map(&mut self) {
+        let name = format!("{}/{}", MAP.0, MAP.1);
+        self.flags.insert("--config-map", name.into());
     }
 
     /// The flags that the next daemon gets.
@@ -526,7 +543,8 @@ impl World {
     /// How many requests so far could have changed something in the API.
     pub(crate) fn writes(&self) -> u64 {
         const VERBS: [&str; 5] = ["create", "update", "patch", "delete", "deletecollection"];
-        const RESOURCES: [&str; 11] = [
+        const RESOURCES: [&str; 12] = [
+            "configmaps",
             "pods",
             "pods/status",
             "pods/eviction",

@@ -21,7 +21,7 @@ use tokio::time::timeout;
 
 use super::{Finding, Level};
 use crate::cli::RunOptions;
-use crate::config::{Demand, Notice};
+use crate::config::{Demand, Notice, Source};
 use crate::daemon::client;
 use crate::daemon::rights::{DEMAND_RIGHTS, RIGHTS, Right, WATCH_OF_CLAIMS};
 use crate::dra::DRIVER;
@@ -190,10 +190,10 @@ fn tainted(node: &str) -> ResourceSlice {
 type Verb = (&'static str, &'static str, &'static str);
 
 async fn rights(client: &kube::Client, options: &RunOptions) -> Vec<Finding> {
-    let config = options.config.as_ref();
+    let file = options.config.as_ref().and_then(Source::file);
     // What is wrong with the file is told elsewhere; the daemon goes by its last good one then, or by the defaults.
-    let config = config.and_then(|path| crate::config::load(path).ok());
-    let config = config.unwrap_or_default();
+    let config = file.and_then(|path| crate::config::load(path).ok());
+    let config = config.unwrap_or_default().base;
     let mut wanted = verbs(&RIGHTS);
     let mut file = "manifests/base/rbac.yaml";
     if config.notice == Notice::Bind {

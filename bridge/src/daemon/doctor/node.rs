@@ -38,8 +38,13 @@ pub(super) async fn examine(options: &RunOptions) -> Vec<Finding> {
 }
 
 fn config(options: &RunOptions) -> Finding {
-    let Some(path) = &options.config else {
+    let Some(source) = &options.config else {
         return Finding::ok("configuration", "no file: the defaults are in force");
+    };
+    let Some(path) = source.file() else {
+        // The daemon reads it with its own rights, and says in ConfigInForce what comes of it.
+        let what = format!("{} is read from the API server", source.origin().display());
+        return Finding::ok("configuration", what);
     };
     match crate::config::load(path) {
         Ok(config) => Finding::ok(
@@ -47,7 +52,7 @@ fn config(options: &RunOptions) -> Finding {
             format!(
                 "{} is good: mode {}",
                 path.display(),
-                config.settings.mode.as_str()
+                config.base.settings.mode.as_str()
             ),
         ),
         Err(error) => Finding::problem(

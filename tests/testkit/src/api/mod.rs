@@ -1,4 +1,4 @@
-//! An API server for fast tests: pods, nodes, events, claims, slices and classes, over HTTP on loopback.
+//! An API server for fast tests: pods, nodes, events, ConfigMaps, claims, slices and classes, over HTTP on loopback.
 //!
 //! It owns what a client can see of the real one: versions and conflicts, the status subresource, field
 //! selectors, watches that replay and that expire, errors as `Status` objects; and switches for trouble: to
@@ -29,10 +29,10 @@ use store::{Key, Part, Resource, Scope, Store};
 
 /// A running server. Ends when it is dropped.
 ///
-/// Objects are JSON; `plural` is as in a URL: `pods`, `nodes`, `events`, `resourceclaims`, `resourceslices`,
-/// `deviceclasses`. Of `events` the methods here mean those of the core API, but for [`ApiServer::events`]; clients may
-/// use both. TokenReviews and SubjectAccessReviews are answered as the test says, and a SelfSubjectAccessReview with what
-/// is not forbidden.
+/// Objects are JSON; `plural` is as in a URL: `pods`, `nodes`, `configmaps`, `events`, `resourceclaims`,
+/// `resourceslices`, `deviceclasses`. Of `events` the methods here mean those of the core API, but for
+/// [`ApiServer::events`]; clients may use both. TokenReviews and SubjectAccessReviews are answered as the test says, and a
+/// SelfSubjectAccessReview with what is not forbidden.
 #[derive(Debug)]
 pub struct ApiServer {
     shared: Arc<Shared>,

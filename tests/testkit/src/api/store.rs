@@ -34,9 +34,10 @@ const fn resource(
 }
 
 /// All kinds that the bridge uses.
-const RESOURCES: [Resource; 10] = [
+const RESOURCES: [Resource; 11] = [
     resource("v1", "pods", "Pod", Scope::Namespaced),
     resource("v1", "nodes", "Node", Scope::Cluster),
+    resource("v1", "configmaps", "ConfigMap", Scope::Namespaced),
     resource("v1", "events", "Event", Scope::Namespaced),
     resource("events.k8s.io/v1", "events", "Event", Scope::Namespaced),
     resource(
