@@ -20,6 +20,7 @@ pub mod events;
 pub mod follow;
 pub mod inventory;
 pub mod metrics;
+pub mod migrate;
 pub mod rivals;
 pub mod steps;
 pub mod store;

@@ -23,7 +23,7 @@ async fn main() -> ExitCode {
         Err(mistake) => Err(Error::from(Mistakes(vec![mistake]))),
     };
     match outcome {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
             error.print();
             error.exit_code()
@@ -37,6 +37,8 @@ fn start_logging(cli: &Cli) -> Result<(), Mistake> {
         Command::Status(_)
         | Command::Doctor(_)
         | Command::Probe(_)
+        | Command::Plan(_)
+        | Command::Switch(_)
         | Command::Ledger(_)
         | Command::Completions { .. }
         | Command::CheckConfig { .. } => (LOG_FILTER.0, LOG_OF_A_VERB),

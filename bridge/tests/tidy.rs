@@ -9,9 +9,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// Modules of `bridge/src`, and which others each may import. The table of ARCHITECTURE.md, as data.
-const MODULES: [(&str, &[&str]); 17] = [
+const MODULES: [(&str, &[&str]); 18] = [
     // The verbs `ledger` and `check-config` read one file each, without a daemon.
-    ("cli", &["daemon", "admin", "store", "config"]),
+    ("cli", &["daemon", "admin", "store", "config", "migrate"]),
+    // What the verbs `plan` and `switch` do, without a daemon.
+    ("migrate", &["admin", "config", "follow"]),
     (
         "daemon",
         &[
@@ -26,6 +28,7 @@ const MODULES: [(&str, &[&str]); 17] = [
             "follow",
             "inventory",
             "metrics",
+            "migrate",
             "rivals",
             "steps",
             "store",
@@ -249,6 +252,7 @@ fn kubernetes_and_protobuf_types_stop_where_they_are_translated() {
             "dra/claims",
             "dra/slices",
             "events/writer",
+            "migrate/cluster",
             "usage/pending",
             "usage/pods",
         ]

@@ -9,11 +9,13 @@ mod ledger;
 mod nodes;
 mod overview;
 mod paint;
+mod plan;
 mod probe;
 mod rebuild;
 mod run;
 mod socket;
 mod status;
+mod switch;
 mod table;
 
 use std::io::{self, Write as _};
@@ -26,14 +28,17 @@ use kube::config::KubeconfigError;
 
 pub use doctor::DoctorArgs;
 pub use ledger::{HistoryArgs, LedgerArgs, LedgerCommand, ReleaseArgs};
+pub use plan::PlanArgs;
 pub use probe::ProbeArgs;
 pub use rebuild::{RebuildArgs, RebuildError};
 pub use run::{Mistake, Mistakes, RunArgs, RunOptions};
 pub use status::StatusArgs;
+pub use switch::SwitchArgs;
 
 use crate::admin::ClientError;
 use crate::config;
 use crate::daemon::WrongKubeconfig;
+use crate::migrate::{ClusterError, SwitchError};
 use crate::store::InspectError;
 
 /// Exit code of a verb that failed while it ran.
@@ -83,6 +88,12 @@ pub enum Command {
         #[arg(value_enum)]
         shell: Shell,
     },
+    /// Says what a change of mode means for a node: who has to end first, and what changes for the pods that come next.
+    /// Ends with 0 if it would be complete at once, with 3 if not.
+    Plan(Box<PlanArgs>),
+    /// Changes the mode, of all nodes or of one, and waits until that is complete. Ends with 0 then, with 3 if some have
+    /// not ended yet, with 4 if a node does not show it, with 130 after Ctrl-C.
+    Switch(Box<SwitchArgs>),
     /// Checks a configuration file and says what it means, without a daemon.
     CheckConfig {
         /// The file that --config would name, or a file of NVIDIA's device plugin.
@@ -145,6 +156,12 @@ pub enum Error {
     /// The configuration file is wrong.
     #[error(transparent)]
     Config(#[from] config::Error),
+    /// The API server could not be asked.
+    #[error(transparent)]
+    Cluster(#[from] ClusterError),
+    /// Nothing was switched, or it can't be seen how far it is.
+    #[error(transparent)]
+    Switch(#[from] SwitchError),
     /// The answer could not be written.
     #[error("the answer could not be written to standard output")]
     Output(#[from] io::Error),
@@ -172,6 +189,8 @@ impl Error {
             | Self::History { .. }
             | Self::NotReleased(_)
             | Self::Rebuild(_)
+            | Self::Cluster(_)
+            | Self::Switch(_)
             | Self::Output(_) => FAILURE,
         })
     }
@@ -194,8 +213,8 @@ impl Cli {
     ///
     /// # Errors
     /// See [`Error`].
-    pub async fn execute(self) -> Result<(), Error> {
-        match self.command {
+    pub async fn execute(self) -> Result<ExitCode, Error> {
+        let done = match self.command {
             Command::Run(args) => {
                 let options = args.check()?;
                 crate::daemon::run(options).await.map_err(Error::Daemon)
@@ -212,13 +231,16 @@ impl Cli {
             Command::Probe(args) => print(&args.ask().await.map_err(Error::Probe)?),
             Command::Ledger(args) => print(&args.execute().await?),
             Command::Completions { shell } => print(&completions(shell)),
+            Command::Plan(args) => return args.execute().await,
+            Command::Switch(args) => return args.execute().await,
             Command::CheckConfig {
                 file: Some(file), ..
             } => print(&config::report(&file)?),
             Command::CheckConfig { file: None, .. } => {
                 print(&format!("{:#}\n", config::json_schema()))
             }
-        }
+        };
+        done.map(|()| ExitCode::SUCCESS)
     }
 }
 

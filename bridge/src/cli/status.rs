@@ -41,7 +41,7 @@ pub struct StatusArgs {
 
 /// How the answer is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
-enum Output {
+pub(super) enum Output {
     /// One line per hold, at most 100 characters wide.
     #[default]
     Table,

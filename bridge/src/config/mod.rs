@@ -6,6 +6,7 @@
 mod device_plugin;
 mod devices;
 mod document;
+mod edit;
 mod hint;
 #[cfg(any(test, fuzzing))]
 mod hostile;
@@ -25,6 +26,7 @@ mod values;
 use bridge_core::{Handout, Settings};
 
 pub use self::document::Document;
+pub use self::edit::{read_text, with_mode};
 #[cfg(any(test, fuzzing))]
 pub use self::hostile::read_config;
 pub use self::keys::json_schema;

@@ -56,6 +56,7 @@ mod secrets;
 mod slices;
 mod soak;
 mod start;
+mod switch;
 #[path = "../../../tests/testkit/tests/toys/mod.rs"]
 mod toys;
 mod update;
