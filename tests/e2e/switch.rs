@@ -2,16 +2,37 @@
 
 use std::time::{Duration, Instant};
 
+use k8s_openapi::api::resource::v1::ResourceSlice;
+use kube::api::{Api, ListParams};
+
 use crate::arrivals::{Arrivals, MANY, a_while};
 use crate::objects::PodSpec;
 use crate::world::{Setup, World};
 
 /// From the change of a mounted file until the offers are as it says, on two busy cores.
-const SOON: Duration = Duration::from_secs(20);
+const SOON: Duration = Duration::from_secs(30);
 
 impl World {
+    /// Whether the driver has a slice.
+    async fn has_slice(&self) -> bool {
+        let slices: Api<ResourceSlice> = Api::all(self.client.clone());
+        let slices = slices.list(&ListParams::default()).await;
+        !slices.expect("slices can be listed").items.is_empty()
+    }
+
+    /// How often the kubelet was told of either face.
+    fn registrations(&self) -> usize {
+        let told = [
+            "registered the device plugin",
+            "the kubelet has registered the DRA driver",
+        ];
+        let log = self.daemon_log();
+        let is_one = |line: &&str| told.iter().any(|words| line.contains(words));
+        log.lines().filter(is_one).count()
+    }
+
     /// Changes the configuration file, and waits until the daemon says that it is in force.
-    async fn switch_to(&self, mode: &str) {
+    pub async fn switch_to(&self, mode: &str) {
         let changed = Instant::now();
         self.configure(&format!("mode: {mode}\n"));
         self.wait_for(
@@ -84,6 +105,7 @@ async fn a_node_that_goes_over_to_claims_lets_counted_pods_end_and_takes_no_new_
     };
     world.create(PodSpec::counted("old", 5)).await;
     world.wait_running("old").await;
+    let registered = world.registrations();
     world.switch_to("dra").await;
     world.wait_count("0").await;
     world.create(PodSpec::counted("new", 1)).await;
@@ -106,5 +128,17 @@ async fn a_node_that_goes_over_to_claims_lets_counted_pods_end_and_takes_no_new_
     world.delete("three").await;
     world.wait_running("new").await;
     assert_eq!(world.gpus_of("five").await.len(), 5);
+    // And all the way back: the slice is there until the last claim has ended.
+    world.switch_to("legacy").await;
+    world.wait_count("3").await;
+    assert!(world.has_slice().await);
+    world.delete("five").await;
+    world
+        .wait_for("the slice is gone", SOON, async |world: &World| {
+            !world.has_slice().await
+        })
+        .await;
+    world.wait_count("8").await;
+    assert_eq!(world.registrations(), registered, "nobody registers anew");
     assert!(world.record().doubles().is_empty());
 }

@@ -7,7 +7,7 @@ use crate::modes::shows;
 use crate::world::{SOON, World, until};
 
 /// Waits until the condition of the configuration says all of this.
-async fn config_says(world: &World, words: &[&str]) {
+pub(crate) async fn config_says(world: &World, words: &[&str]) {
     until(&format!("ConfigInForce says {words:?}"), SOON, async || {
         world
             .condition("ConfigInForce")
@@ -17,7 +17,7 @@ async fn config_says(world: &World, words: &[&str]) {
     .await;
 }
 
-async fn mode_is(world: &World, mode: &str) {
+pub(crate) async fn mode_is(world: &World, mode: &str) {
     until(&format!("the mode is {mode}"), SOON, async || {
         world.status().await["mode"] == mode
     })
@@ -30,9 +30,13 @@ async fn a_mode_that_changes_while_the_daemon_runs_opens_and_closes_offers_and_t
     world.run_counted("a", 1).await;
     world.run_claimant("b", "gpu-0").await;
     let held = world.wait_for_holds("Bound", 1).await;
+    let registered = registrations(&world);
+    assert_eq!(registered, 2, "both faces");
+    // Each change takes the one before back half-way: it waits for one of the two, who stays.
     for (mode, healthy, open) in [
         ("dra", 1, vec!["gpu-0", "gpu-1", "gpu-2"]),
         ("legacy", 3, vec!["gpu-0"]),
+        ("dra", 1, vec!["gpu-0", "gpu-1", "gpu-2"]),
         ("drained", 1, vec!["gpu-0"]),
         ("legacy", 3, vec!["gpu-0"]),
     ] {
@@ -45,8 +49,15 @@ async fn a_mode_that_changes_while_the_daemon_runs_opens_and_closes_offers_and_t
     world.end_pod("b").await;
     shows(&world, 4, &[]).await;
     until("there is no slice", SOON, async || world.slice().is_none()).await;
+    // Of a closed face that nobody has anything through the kubelet knows only what can't be had.
+    world.configure("mode: dra\n");
+    shows(&world, 1, &["gpu-0", "gpu-1", "gpu-2"]).await;
     world.end_pod("a").await;
+    shows(&world, 0, &["gpu-0", "gpu-1", "gpu-2", "gpu-3"]).await;
+    world.configure("mode: legacy\n");
+    shows(&world, 4, &[]).await;
     world.run_counted("c", 4).await;
+    assert_eq!(registrations(&world), registered, "nobody registers anew");
 }
 
 /// Puts a text where a volume of a ConfigMap has it: kubelet `pkg/volume/util/atomic_writer.go`.
@@ -63,12 +74,14 @@ fn project(folder: &Path, version: &str, text: &str) {
     fs::rename(link, folder.join("..data")).unwrap();
 }
 
-/// How often the kubelet was told of a face.
+/// How often the kubelet was told of either face.
 fn registrations(world: &World) -> usize {
-    let lines = world.log().lines().into_iter();
-    lines
-        .filter(|line| line.contains("the kubelet has registered"))
-        .count()
+    let told = [
+        "registered the device plugin",
+        "the kubelet has registered the DRA driver",
+    ];
+    let is_one = |line: &String| told.iter().any(|words| line.contains(words));
+    world.log().lines().into_iter().filter(is_one).count()
 }
 
 #[tokio::test]
