@@ -29,6 +29,8 @@ const MANY: u32 = 16;
 const LISTED: u32 = 30;
 /// Questions for a preference in each round.
 const QUESTIONS: u64 = 20;
+/// Changes of the configuration in each round.
+const CHANGES: u64 = 4;
 /// What a call may take beyond its floor.
 const BEYOND: Duration = Duration::from_micros(500);
 /// How often is looked for the first list: short beside a start of some ten milliseconds.
@@ -186,6 +188,39 @@ async fn starts(page: &mut Page, rounds: u64) {
     page.row("start on a ledger to all ids listed", &again, floor, goal);
     let goal = Duration::from_millis(100);
     page.row("first start to the slice", &slice, floor, goal);
+}
+
+/// From a change of the configuration until the kubelet has the list that it means: of a file, and of a ConfigMap.
+async fn changes(page: &mut Page, rounds: u64) {
+    let mut by_file = World::configured(GPUS, "mode: legacy\n").await;
+    let mut by_map = World::of_map(GPUS, "mode: legacy\n").await;
+    let (mut file, mut map) = (Times::default(), Times::default());
+    let offers = |world: &World, ids: usize| {
+        let list = world.kubelet().capacity(RESOURCE);
+        list.is_some_and(|it| it.allocatable == ids)
+    };
+    let all = GPUS as usize;
+    for world in [&by_file, &by_map] {
+        since(Instant::now(), || offers(world, all)).await;
+    }
+    for change in 0..rounds * CHANGES {
+        let (mode, ids) = if change % 2 == 0 {
+            ("mode: drained\n", 0)
+        } else {
+            ("mode: legacy\n", all)
+        };
+        let start = Instant::now();
+        by_file.configure(mode);
+        file.0.push(since(start, || offers(&by_file, ids)).await);
+        let start = Instant::now();
+        by_map.configure_map(mode);
+        map.0.push(since(start, || offers(&by_map, ids)).await);
+    }
+    let floor = Duration::ZERO;
+    let goal = Duration::from_millis(200);
+    page.row("changed file to changed offers", &file, floor, goal);
+    let goal = Duration::from_secs(1);
+    page.row("changed ConfigMap to changed offers", &map, floor, goal);
 }
 
 async fn listed(world: &World, start: Instant) -> Duration {
@@ -406,6 +441,7 @@ async fn run(rounds: u64, idle_seconds: u64) -> Page {
     starts(&mut page, rounds).await;
     preferences(&mut page, rounds).await;
     calls(&mut page, rounds).await;
+    changes(&mut page, rounds).await;
     idle(&mut page, idle_seconds).await;
     page
 }
@@ -418,6 +454,8 @@ async fn a_round_of_the_bench_measures_everything() {
         "the slowest size of 16",
         "NodePrepareResources",
         "Saves for 8 at once",
+        "changed file to changed offers",
+        "changed ConfigMap to changed offers",
         "8 of them with GPUs",
     ] {
         assert!(page.contains(part), "{part:?} is missing in: {page}");
