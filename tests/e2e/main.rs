@@ -28,6 +28,7 @@ mod http;
 mod large;
 mod lifetimes;
 mod lost_race;
+mod mapped;
 mod objects;
 mod record;
 mod requests;
