@@ -4,7 +4,7 @@ use k8s_openapi::api::resource::v1::DeviceClass;
 use kube::api::{Api, PostParams};
 use serde_json::json;
 
-use crate::objects::PodSpec;
+use crate::objects::{PodSpec, RUNNING};
 use crate::world::{Setup, World};
 
 impl World {
@@ -80,6 +80,14 @@ async fn beside_a_class_with_the_counts_name_no_counted_pod_gets_stuck_and_none_
     world.wait_unschedulable("third").await;
     world.delete("claim-1").await;
     world.wait_running("third").await;
+
+    if world.is_served_by_a_claim("third").await {
+        world
+            .wait_for("it is told", RUNNING, async |world: &World| {
+                world.daemon_log().contains("CountMadeClaim")
+            })
+            .await;
+    }
 
     // In mode dra that is the way of all counted pods, and back in mode legacy of none.
     world.switch_to("dra").await;

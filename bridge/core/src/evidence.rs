@@ -253,6 +253,18 @@ pub struct AllocatedClaim {
     pub devices: Vec<AllocatedDevice>,
     /// UIDs in `status.reservedFor` that are pods.
     pub reserved_for: BTreeSet<PodUid>,
+    /// Who has asked for it, and how.
+    pub asked: Asked,
+}
+
+/// How somebody has asked for what an allocated claim has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
+pub enum Asked {
+    /// By a claim, or by a template for one.
+    #[default]
+    ByClaim,
+    /// By a count in a pod, for which the scheduler has made the claim (KEP-5004).
+    ByCount,
 }
 
 /// A device in an allocation.

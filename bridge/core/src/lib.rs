@@ -64,7 +64,7 @@ pub use canonical::{Moves, Sight};
 pub use demand::{Claimed, Demand, WaitingPod};
 pub use devices::{DeviceRule, Faces, Matcher};
 pub use evidence::{
-    AllocatedClaim, AllocatedDevice, BoundPod, ClaimScope, Claims, Evidence, ListedClaim,
+    AllocatedClaim, AllocatedDevice, Asked, BoundPod, ClaimScope, Claims, Evidence, ListedClaim,
     ListedDevice, ListedPod, Listing, Moment, NamedClaims, PodPhase, PodSource, Pods, Process,
     Processes, UnitProcesses,
 };

@@ -4,12 +4,13 @@
 //! No event about a pod or a claim names anybody else: it says what kind of holder was quicker.
 
 use bridge_core::{
-    ClaimRef, Claims, HolderKind, Mode, NotEvicted, Pods, RIVAL_GONE, Report, Rival, UnitId,
+    Asked, ClaimRef, Claims, Face, HolderKind, Mode, NotEvicted, Pods, RIVAL_GONE, Report, Rival,
+    UnitId,
 };
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::{broadcast, watch};
 use tokio::time::{Duration, Instant};
-use tracing::debug;
+use tracing::{debug, warn};
 
 use super::{Faces, Followed, Tasks};
 use crate::admin::{ConditionName, Conditions};
@@ -44,6 +45,7 @@ impl Faces<'_> {
         let teller = Teller {
             news: handle.news(),
             mode: handle.status().borrow().settings.mode,
+            bypassed: false,
             told: [None; TOLD.len()],
             owed: Vec::new(),
             claims,
@@ -65,6 +67,8 @@ struct Teller {
     news: broadcast::Receiver<News>,
     /// The mode that is known.
     mode: Mode,
+    /// Whether a claim stands for a count, in a mode in which counts are served as such.
+    bypassed: bool,
     /// The reasons of [`TOLD`] that stand now.
     told: [Option<&'static str>; TOLD.len()],
     /// Claims whose pods were not known yet when they lost a GPU.
@@ -86,7 +90,7 @@ impl Teller {
     async fn run(mut self, handle: Handle, conditions: Conditions) {
         let mut status = handle.status();
         let mut conditions = conditions.subscribe();
-        let mut pods = self.pods.clone();
+        let (mut pods, mut claims) = (self.pods.clone(), self.claims.clone());
         drop(handle);
         loop {
             tokio::select! {
@@ -101,6 +105,11 @@ impl Teller {
                     }
                     let mode = status.borrow_and_update().settings.mode;
                     self.tell_mode(mode);
+                    self.tell_bypassed();
+                }
+                Ok(()) = claims.changed() => {
+                    claims.mark_unchanged();
+                    self.tell_bypassed();
                 }
                 Ok(()) = conditions.changed() => {
                     let all = conditions.borrow_and_update();
@@ -187,6 +196,30 @@ impl Teller {
                 ),
             );
         }
+    }
+
+    /// Tells once that counted pods come by claims, until none does.
+    fn tell_bypassed(&mut self) {
+        let serves_counts = self.mode.opens(Face::Legacy);
+        let is_bypassed = serves_counts
+            && self.claims.borrow().as_ref().is_some_and(|claims| {
+                let mut claims = claims.claims.iter();
+                claims.any(|claim| claim.asked == Asked::ByCount)
+            });
+        if is_bypassed && !self.bypassed {
+            warn!(
+                reason = "CountMadeClaim",
+                mode = self.mode.as_str(),
+                "a counted pod has come by a claim that Kubernetes made for it, although counts are served here"
+            );
+            self.warn_node("CountMadeClaim", format!(
+                "a pod that asked for {} by count got a GPU of this node by a claim, which the scheduler makes when the \
+                 node's count is 0 and a DeviceClass has that extendedResourceName. Set offers.minLegacy: 1, or take \
+                 the name from the class.",
+                Face::Legacy.served_name()
+            ));
+        }
+        self.bypassed = is_bypassed;
     }
 
     /// Tells it at the claim, and at its pods as soon as they are known.

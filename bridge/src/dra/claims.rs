@@ -10,8 +10,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use bridge_core::{
-    Access, AllocatedClaim, AllocatedDevice, ClaimRef, ClaimUid, ClaimedDevice, Claims, DeviceName,
-    PodUid, TaintEffect, Toleration,
+    Access, AllocatedClaim, AllocatedDevice, Asked, ClaimRef, ClaimUid, ClaimedDevice, Claims,
+    DeviceName, PodUid, TaintEffect, Toleration,
 };
 use k8s_openapi::api::resource::v1::{
     AllocationResult, DeviceAllocationConfiguration, DeviceRequestAllocationResult,
@@ -40,6 +40,10 @@ const PAGE_SIZE: u32 = 250;
 
 /// Events that may wait for the arbiter; more of them wait in the connection.
 const EVENT_BOUND: usize = 64;
+
+/// The annotation of a claim that the scheduler makes for a count: k8s.io/api `resource/v1/types.go`,
+/// `ExtendedResourceClaimAnnotation`.
+const MADE_FOR_A_COUNT: &str = "resource.kubernetes.io/extended-resource-claim";
 
 /// Why a claim can't be prepared, as far as the claim itself says. `Display` is for the pod's event.
 #[derive(Debug, thiserror::Error)]
@@ -415,7 +419,18 @@ fn allocated_here(claim: &ResourceClaim, node: &str) -> Option<AllocatedClaim> {
         claim: claim_ref,
         devices,
         reserved_for: pods_reserved_for(claim),
+        asked: asked(claim),
     })
+}
+
+/// The scheduler marks the claims that it makes itself.
+fn asked(claim: &ResourceClaim) -> Asked {
+    let annotations = claim.metadata.annotations.as_ref();
+    if annotations.is_some_and(|all| all.contains_key(MADE_FOR_A_COUNT)) {
+        Asked::ByCount
+    } else {
+        Asked::ByClaim
+    }
 }
 
 fn tolerations_of(result: &DeviceRequestAllocationResult) -> Vec<Toleration> {

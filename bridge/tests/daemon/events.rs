@@ -1,6 +1,6 @@
 //! Kubernetes Events of a running daemon.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::disk::limited_and_configured;
 use crate::world::{NAMESPACE, NODE, SOON, World, claim_uid, pod_uid, until};
@@ -89,6 +89,25 @@ async fn what_changes_the_node_or_keeps_it_from_serving_is_told_at_the_node() {
     for event in world.api.events() {
         assert_eq!(event["metadata"]["namespace"], "default", "{event}");
     }
+}
+
+#[tokio::test]
+async fn a_claim_that_stands_for_a_count_is_told_at_the_node_while_counts_are_served() {
+    let mut world = limited_and_configured(2, "mode: dra\n").await;
+    world.allocate_claim("own", "gpu-0", "own");
+    world.allocate_claim("made", "gpu-1", "made");
+    let annotations = json!({"resource.kubernetes.io/extended-resource-claim": "true"});
+    let made = json!({"metadata": {"annotations": annotations}});
+    world.api.patch("resourceclaims", NAMESPACE, "made", &made);
+    world.wait_for_holds("Reserved", 2).await;
+    // In mode dra that is how counted pods come; a mode that serves counts is another matter.
+    world.configure("mode: both\n");
+    is_told(&world, "Node", NODE, "CountMadeClaim").await;
+    let node = told(&world)
+        .into_iter()
+        .filter(|(kind, _, _)| kind == "Node");
+    let reasons: Vec<String> = node.map(|(_, _, reason)| reason).collect();
+    assert_eq!(reasons, ["ModeChanged", "CountMadeClaim"]);
 }
 
 #[tokio::test]

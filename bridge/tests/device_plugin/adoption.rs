@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bridge_core::{
-    Access, AllocatedClaim, AllocatedDevice, ClaimRef, ClaimUid, Claims, DeviceName, Handout,
-    Health, IdStrategy, ListStrategy, Phase, Standing,
+    Access, AllocatedClaim, AllocatedDevice, Asked, ClaimRef, ClaimUid, Claims, DeviceName,
+    Handout, Health, IdStrategy, ListStrategy, Phase, Standing,
 };
 use gpu_bridge::usage::{AdoptionInputs, run_adoption};
 use serde_json::json;
@@ -315,6 +315,7 @@ fn claim(uid: &str) -> AllocatedClaim {
             tolerations: Vec::new(),
         }],
         reserved_for: BTreeSet::new(),
+        asked: Asked::ByClaim,
     }
 }
 

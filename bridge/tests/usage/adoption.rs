@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bridge_core::{
-    Access, AllocatedClaim, AllocatedDevice, ClaimRef, ClaimUid, Claims, DeviceId, DeviceName,
-    ForeignCause, Health, HoldKind, Offers, Phase, Pool, Standing, UnitId,
+    Access, AllocatedClaim, AllocatedDevice, Asked, ClaimRef, ClaimUid, Claims, DeviceId,
+    DeviceName, ForeignCause, Health, HoldKind, Offers, Phase, Pool, Standing, UnitId,
 };
 use gpu_bridge::arbiter::Observation;
 use gpu_bridge::usage::{self, AdoptionInputs, PodResources};
@@ -422,6 +422,7 @@ fn allocated(name: &str, device: &str) -> AllocatedClaim {
             tolerations: Vec::new(),
         }],
         reserved_for: BTreeSet::new(),
+        asked: Asked::ByClaim,
     }
 }
 

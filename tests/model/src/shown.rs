@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use bridge_core::{
-    Access, Adoption, AllocatedClaim, AllocatedDevice, BoundPod, CheckpointedDevices,
+    Access, Adoption, AllocatedClaim, AllocatedDevice, Asked, BoundPod, CheckpointedDevices,
     CheckpointedResponse, ClaimedDevice, Claims, Gpu, Inventory, ListedClaim, ListedDevice,
     ListedPod, Listing, Patience, PodPhase, PodSource, Pods, PrepareRequest, Process, Processes,
     UnitProcesses,
@@ -92,6 +92,7 @@ pub(crate) fn claims(scope: &Scope, view: &View) -> Claims {
                 tolerations: Vec::new(),
             }],
             reserved_for: view.reserved[claim].iter().map(pod_uid).collect(),
+            asked: Asked::ByClaim,
         })
     };
     Claims::all(scope.claims().filter_map(allocated).collect())

@@ -4,12 +4,12 @@ use std::collections::BTreeSet;
 use std::time::{Duration, SystemTime};
 
 use crate::{
-    Access, Adoption, AllocateOutcome, AllocateRequest, AllocatedClaim, AllocatedDevice, BoundPod,
-    CheckpointedDevices, CheckpointedResponse, ClaimRef, ClaimUid, ClaimedDevice, Claims, DeviceId,
-    DeviceName, Evidence, Gpu, Hold, HoldKind, Inventory, Ledger, ListedClaim, ListedDevice,
-    ListedPod, Listing, Mode, Moment, Moves, Patience, PodName, PodPhase, PodRef, PodSource,
-    PodUid, Pods, Pool, PrepareOutcome, PrepareRequest, Process, Processes, Report, Settings,
-    Sight, TAINT_KEY, TaintEffect, Toleration, Transition, UnitId, UnitProcesses,
+    Access, Adoption, AllocateOutcome, AllocateRequest, AllocatedClaim, AllocatedDevice, Asked,
+    BoundPod, CheckpointedDevices, CheckpointedResponse, ClaimRef, ClaimUid, ClaimedDevice, Claims,
+    DeviceId, DeviceName, Evidence, Gpu, Hold, HoldKind, Inventory, Ledger, ListedClaim,
+    ListedDevice, ListedPod, Listing, Mode, Moment, Moves, Patience, PodName, PodPhase, PodRef,
+    PodSource, PodUid, Pods, Pool, PrepareOutcome, PrepareRequest, Process, Processes, Report,
+    Settings, Sight, TAINT_KEY, TaintEffect, Toleration, Transition, UnitId, UnitProcesses,
 };
 
 pub(super) const POOL: &str = "node-1";
@@ -456,6 +456,7 @@ pub(super) fn allocated(claim: &str, devices: &[&str], pods: &[&str]) -> Allocat
             .map(|text| role(text).expect("the test names a device and its role"))
             .collect(),
         reserved_for: pods.iter().map(|pod| pod_uid(pod)).collect::<BTreeSet<_>>(),
+        asked: Asked::ByClaim,
     }
 }
 

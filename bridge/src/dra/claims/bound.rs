@@ -449,6 +449,7 @@ mod tests {
                 claim: claim_ref,
                 devices: Vec::new(),
                 reserved_for: pods.iter().map(|name| pod(name)).collect(),
+                asked: bridge_core::Asked::ByClaim,
             }),
         }
     }

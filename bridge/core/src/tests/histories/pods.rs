@@ -6,7 +6,7 @@ use super::super::kit::{POOL, device, pod_name, tolerating};
 use super::world::World;
 use super::{Evicted, Late, PodOp, Role, Shape};
 use crate::{
-    Access, AllocatedClaim, AllocatedDevice, BoundPod, ClaimRef, ClaimUid, Claims, DeviceId,
+    Access, AllocatedClaim, AllocatedDevice, Asked, BoundPod, ClaimRef, ClaimUid, Claims, DeviceId,
     DeviceName, ListedClaim, ListedDevice, ListedPod, Listing, PodName, PodPhase, PodSource,
     PodUid, Pods, UnitId,
 };
@@ -350,6 +350,7 @@ impl World {
                 })
                 .collect(),
             reserved_for: claim.reserved_for.clone(),
+            asked: Asked::ByClaim,
         };
         let claims = self.claims.iter().filter(|claim| claim.allocated);
         Claims::all(claims.map(allocated).collect())

@@ -9,10 +9,11 @@ use super::super::kit::{
 };
 use super::words;
 use crate::{
-    Adoption, AllocateOutcome, AllocateRequest, AllocatedClaim, BoundPod, CheckpointedDevices,
-    CheckpointedResponse, ClaimScope, Claims, Demand, Evidence, Inventory, Ledger, ListedClaim,
-    ListedDevice, ListedPod, Listing, Patience, PodPhase, PodSource, PodUid, Pods, Pool,
-    PrepareRequest, Process, Processes, Rival, Settings, Transition, UnitProcesses, WaitingPod,
+    Adoption, AllocateOutcome, AllocateRequest, AllocatedClaim, Asked, BoundPod,
+    CheckpointedDevices, CheckpointedResponse, ClaimScope, Claims, Demand, Evidence, Inventory,
+    Ledger, ListedClaim, ListedDevice, ListedPod, Listing, Patience, PodPhase, PodSource, PodUid,
+    Pods, Pool, PrepareRequest, Process, Processes, Rival, Settings, Transition, UnitProcesses,
+    WaitingPod,
 };
 
 const COMMANDS: [&str; 26] = [
@@ -403,6 +404,7 @@ impl Node {
                     claim: claim_ref(claim),
                     devices: Vec::new(),
                     reserved_for: BTreeSet::new(),
+                    asked: Asked::ByClaim,
                 };
                 for word in devices {
                     allocated.devices.push(role(word)?);
