@@ -16,6 +16,7 @@
 mod adoption;
 mod arrivals;
 mod churn;
+mod config_map;
 mod conflicts;
 mod containerd;
 #[path = "../../bridge/tests/common/dcgm.rs"]

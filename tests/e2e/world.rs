@@ -1,5 +1,6 @@
 //! One cluster, one fake node, one daemon, for one test. All of it ends with the value.
 
+use std::ffi::OsString;
 use std::fs::{self, File};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -20,6 +21,8 @@ const CLUSTER_LIMIT: Duration = Duration::from_secs(120);
 const READY_LIMIT: Duration = Duration::from_secs(30);
 /// The daemon's own user, as the API server knows it.
 pub const DAEMON_USER: &str = "system:serviceaccount:gpu-bridge:gpu-bridge";
+/// Namespace and name of the ConfigMap that `manifests/components/config-map` gives the right to.
+pub const MAP: &str = "gpu-bridge";
 /// What `cluster up` answers on a machine that can't run one.
 const SKIPPED: i32 = 77;
 
@@ -44,6 +47,8 @@ pub struct Setup {
     pub cluster_flags: Vec<String>,
     /// Whether the daemon is in a pod, so that the next pod's can follow it.
     pub in_pods: bool,
+    /// Whether the daemon reads its configuration from the API server, from the ConfigMap [`MAP`].
+    pub by_map: bool,
 }
 
 impl Setup {
@@ -57,6 +62,7 @@ impl Setup {
             ),
             cluster_flags: Vec::new(),
             in_pods: false,
+            by_map: false,
         }
     }
 
@@ -68,6 +74,7 @@ impl Setup {
             config: "apiVersion: gpu-bridge.dev/v1alpha1\nmode: both\n".to_owned(),
             cluster_flags: Vec::new(),
             in_pods: false,
+            by_map: false,
         }
     }
 
@@ -109,6 +116,12 @@ impl Setup {
         self
     }
 
+    /// With a daemon that reads the ConfigMap at the API server, which the test has to make.
+    pub fn by_map(mut self) -> Self {
+        self.by_map = true;
+        self
+    }
+
     /// With a kubelet that comes back to failed pods after 2 s, not after 77 to 89 s.
     pub fn impatient(mut self) -> Self {
         self.cluster_flags
@@ -129,6 +142,7 @@ pub struct World {
     cluster: Child,
     runtime: Runtime,
     config: PathBuf,
+    by_map: bool,
     http: String,
     dir: TempDir,
 }
@@ -224,6 +238,7 @@ impl World {
             cluster,
             runtime: setup.runtime,
             config,
+            by_map: setup.by_map,
             http,
             dir,
         };
@@ -279,8 +294,7 @@ impl World {
             .arg(self.node.sys_root())
             .arg("--dev-root")
             .arg(self.dev_root())
-            .arg("--config")
-            .arg(&self.config)
+            .args(self.config_flag())
             .args(self.pod_flag())
             .env("GPU_BRIDGE_LOG", "info,gpu_bridge=debug");
         self.spawn(command);
@@ -311,6 +325,14 @@ impl World {
     /// Kills the daemon with SIGKILL.
     pub fn kill_daemon(&mut self) {
         self.daemon = None;
+    }
+
+    fn config_flag(&self) -> [OsString; 2] {
+        if self.by_map {
+            ["--config-map".into(), format!("{MAP}/{MAP}").into()]
+        } else {
+            ["--config".into(), self.config.clone().into()]
+        }
     }
 
     fn pod_flag(&self) -> Vec<String> {
