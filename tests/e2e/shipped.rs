@@ -386,6 +386,10 @@ fn each_overlay_and_each_component_comes_out_of_kubectl_as_it_is_meant() {
     let demand = with("components/demand");
     assert_eq!(role(&demand), role(&both), "there is a role beside it");
     assert!(demand.len() > both.len());
+    let by_map = with("components/config-map");
+    let pod = object(&by_map, "DaemonSet")["spec"]["template"]["spec"].to_string();
+    assert!(pod.contains("GPU_BRIDGE_CONFIG_MAP") && !pod.contains("/etc/gpu-bridge"));
+    assert_eq!(by_map.len(), both.len() + 2, "a role and its binding");
     let monitored = with("monitoring");
     let pod = &object(&monitored, "DaemonSet")["spec"]["template"]["spec"];
     let variables = pod["containers"][0]["env"].as_array().expect("variables");
