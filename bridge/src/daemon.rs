@@ -44,7 +44,7 @@ use self::reign::Reign;
 use self::succession::{Owned, Waiting, Way};
 use crate::admin::{self, Conditions, Pages};
 use crate::arbiter::{Arbiter, Handle, Observation, ProcessProbe};
-use crate::cdi::{CdiFiles, ClaimMinors, Roots};
+use crate::cdi::{CdiFiles, ClaimMinors, DriverRoot, Roots};
 use crate::cli::RunOptions;
 use crate::config::Config;
 use crate::config::live::Current;
@@ -226,12 +226,6 @@ impl Parts {
     }
 }
 
-fn roots(options: &RunOptions) -> Roots {
-    Roots {
-        dev_root: options.dev_root.clone(),
-    }
-}
-
 /// Says what a start without a good ledger means.
 fn pool_of(loaded: Loaded, settings: &Settings) -> Pool {
     let settings = settings.clone();
@@ -252,6 +246,17 @@ fn pool_of(loaded: Loaded, settings: &Settings) -> Pool {
             error!(path = %path.display(), error = why, "the ledger can't be read: nothing is given out");
             Pool::unreadable(settings)
         }
+    }
+}
+
+/// Where the driver's things are, by the flags.
+fn roots(options: &RunOptions) -> Roots {
+    Roots {
+        dev_root: options.dev_root.clone(),
+        driver: DriverRoot {
+            on_host: options.driver_root.clone(),
+            here: options.driver_root_ctr_path.clone(),
+        },
     }
 }
 

@@ -64,6 +64,7 @@ fn unit_status(number: u32, side: Side, state: UnitState, holds: Vec<Hold>) -> U
         side,
         state,
         present: state != UnitState::Lost,
+        lacks: None,
         holds,
     }
 }

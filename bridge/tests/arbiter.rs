@@ -24,7 +24,10 @@ use testkit::eventually;
 
 #[path = "common/h100.rs"]
 mod h100;
+#[path = "common/nodes.rs"]
+mod nodes;
 use h100::h100;
+use nodes::make_nodes;
 
 fn gpu(number: u32) -> Gpu {
     h100(number, UnitId::new(format!("GPU-{number}")).unwrap())
@@ -33,10 +36,8 @@ fn gpu(number: u32) -> Gpu {
 /// An arbiter of an empty ledger in `state`, which asks for the processes of up to eight GPUs and finds none.
 fn arbiter(folder: &Path, settings: Settings, asked: &Arc<AtomicUsize>) -> (Arbiter, Handle) {
     let (store, _) = Store::open(&folder.join("state"), BootId::unknown()).unwrap();
-    let roots = Roots {
-        dev_root: folder.to_owned(),
-    };
-    let cdi = CdiFiles::new(folder.join("cdi"), roots);
+    make_nodes(folder, 8);
+    let cdi = CdiFiles::new(folder.join("cdi"), Roots::in_one(folder));
     let counter = Arc::clone(asked);
     let probe: ProcessProbe = Arc::new(move || {
         counter.fetch_add(1, Ordering::Relaxed);

@@ -261,7 +261,9 @@ fn kubernetes_and_protobuf_types_stop_where_they_are_translated() {
         if !kubernetes && product_code(&file).contains("k8s_openapi::") {
             breaches.push(format!("{text} names Kubernetes types"));
         }
-        if !text.starts_with("config") && product_code(&file).contains("serde_yaml::") {
+        let yaml = ["config", "cdi/driver/imported"];
+        let yaml = yaml.iter().any(|allowed| text.starts_with(allowed));
+        if !yaml && product_code(&file).contains("serde_yaml::") {
             breaches.push(format!("{text} names serde_yaml"));
         }
     }

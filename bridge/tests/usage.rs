@@ -12,6 +12,8 @@ mod adoption;
 mod h100;
 #[path = "usage/listing.rs"]
 mod listing;
+#[path = "common/nodes.rs"]
+mod nodes;
 #[path = "usage/pending.rs"]
 mod pending;
 #[path = "usage/pods.rs"]

@@ -300,7 +300,7 @@ impl Transition {
         spoken_for: &BTreeSet<UnitId>,
     ) -> Result<UnitId, AllocateOutcome> {
         let Some(unit) = self.pool.best_lingering(own, spoken_for) else {
-            return Err(AllocateOutcome::Refused(self.pool.no_free_unit(id)));
+            return Err(AllocateOutcome::Refused(self.pool.nothing_left_for(id)));
         };
         let hardware = self.pool.hardware(&unit);
         let pids: BTreeSet<u32> = hardware
@@ -426,7 +426,7 @@ impl Pool {
     }
 
     fn is_usable(&self, unit: &UnitId, spoken_for: &BTreeSet<UnitId>) -> bool {
-        !spoken_for.contains(unit) && self.is_present(unit) && self.is_idle(unit)
+        !spoken_for.contains(unit) && self.is_fit(unit) && self.is_idle(unit)
     }
 
     fn is_unheld(&self, unit: &UnitId) -> bool {
@@ -464,7 +464,7 @@ impl Pool {
         self.ledger
             .holds
             .iter()
-            .filter(|(unit, _)| !spoken_for.contains(*unit) && self.is_present(unit))
+            .filter(|(unit, _)| !spoken_for.contains(*unit) && self.is_fit(unit))
             .any(|(_, holds)| holds.iter().any(has_ended))
     }
 
@@ -479,7 +479,7 @@ impl Pool {
         self.ledger
             .units
             .keys()
-            .filter(|unit| !spoken_for.contains(*unit) && self.is_present(unit))
+            .filter(|unit| !spoken_for.contains(*unit) && self.is_fit(unit))
             .any(|unit| {
                 self.only_lingers(unit, |_| true)
                     || (self.is_only_reserved(unit) && !self.is_idle(unit))
@@ -513,7 +513,7 @@ impl Pool {
         }
         let of_counted =
             |unit: &&UnitId| self.only_lingers(unit, |former| matches!(former, Former::Counted(_)));
-        let usable = |unit: &&UnitId| !spoken_for.contains(*unit) && self.is_present(unit);
+        let usable = |unit: &&UnitId| !spoken_for.contains(*unit) && self.is_fit(unit);
         let tail = self
             .ledger
             .in_order()
@@ -527,8 +527,25 @@ impl Pool {
             .cloned()
     }
 
+    /// Why a unit can't be given though NVML sees it: the host lacks what its container would need.
+    fn lacks_a_node(&self, unit: &UnitId) -> Option<Refusal> {
+        let lack = self.lack_of(unit).filter(|_| self.is_present(unit))?;
+        Some(Refusal::DeviceNodeMissing {
+            unit: unit.clone(),
+            lack: lack.clone(),
+            claim: None,
+        })
+    }
+
+    /// What keeps the last free units from being given, if there are any, or that there are none.
+    fn nothing_left_for(&self, id: &DeviceId) -> Refusal {
+        let mut unheld = self.ledger.units.keys().filter(|unit| self.is_unheld(unit));
+        let lacking = unheld.find_map(|unit| self.lacks_a_node(unit));
+        lacking.unwrap_or_else(|| self.no_free_unit(id))
+    }
+
     fn no_free_unit(&self, id: &DeviceId) -> Refusal {
-        let usable = |unit: &&UnitId| self.is_present(unit) && self.is_clean(unit);
+        let usable = |unit: &&UnitId| self.is_fit(unit) && self.is_clean(unit);
         let foreign = self
             .ledger
             .holds

@@ -235,6 +235,7 @@ impl Seen {
             causeless,
             kubelet_ids,
             lingering,
+            unfit,
             strangers: _, // only says what has been reported
             topology: _,  // decides nothing but which units are preferred
         } = self;
@@ -266,6 +267,7 @@ impl Seen {
             lingering: clocks.all(lingering, |since| clocks.past(since, LINGER_COUNTED)),
             strangers: BTreeSet::new(),
             topology: Arc::default(),
+            unfit,
         }
     }
 }

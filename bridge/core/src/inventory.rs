@@ -1,6 +1,6 @@
 //! Rule 12: which units there are. A unit once seen stays until an admin forgets it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
@@ -44,6 +44,11 @@ impl Transition {
         }
         self.steer();
         self.settle();
+    }
+
+    /// Takes which units no container could use now, each with what it lacks on the host. Whoever has one keeps it.
+    pub fn observe_unfit(&mut self, unfit: BTreeMap<UnitId, String>) {
+        self.pool.seen.unfit = unfit;
     }
 
     /// Takes what was read of the connections between the units. No unit changes sides or hands for it.

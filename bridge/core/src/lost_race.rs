@@ -112,6 +112,7 @@ impl Refusal {
             | Self::NoFreeUnit { .. }
             | Self::UnknownDevice { .. }
             | Self::UnitLost { .. }
+            | Self::DeviceNodeMissing { .. }
             | Self::WaitingForAdoption
             | Self::LedgerUnreadable
             | Self::OtherRegistrant { .. } => false,

@@ -76,6 +76,8 @@ pub(crate) struct Seen {
     pub(crate) strangers: BTreeSet<DeviceId>,
     /// How the units are connected.
     pub(crate) topology: Arc<Topology>,
+    /// Units that no container could use, each with what it lacks on the host, in words.
+    pub(crate) unfit: BTreeMap<UnitId, String>,
 }
 
 /// All units of a node, who has them, and what is offered. Changed only through a [`Transition`].
@@ -180,6 +182,16 @@ impl Pool {
     #[must_use]
     pub fn is_present(&self, unit: &UnitId) -> bool {
         self.presence(unit) == Presence::Present
+    }
+
+    /// Whether NVML sees a unit, and the host has what a container needs of it.
+    pub(crate) fn is_fit(&self, unit: &UnitId) -> bool {
+        self.is_present(unit) && self.lack_of(unit).is_none()
+    }
+
+    /// What a container that is given the unit would miss on the host.
+    pub(crate) fn lack_of(&self, unit: &UnitId) -> Option<&String> {
+        self.seen.unfit.get(unit)
     }
 
     pub(crate) fn presence(&self, unit: &UnitId) -> Presence {
@@ -337,7 +349,7 @@ impl Pool {
             .into_iter()
             .map(|(unit, _)| unit)
             .filter(|unit| self.side_of(unit).is_some_and(|side| side.shows(face)))
-            .filter(|unit| self.is_present(unit) && self.is_free_for(unit, face))
+            .filter(|unit| self.is_fit(unit) && self.is_free_for(unit, face))
             // What counted pods may not have any more leaves them by moves, too.
             .filter(|unit| face == Face::Legacy || self.may_show(unit, face))
             .collect();

@@ -285,6 +285,14 @@ impl Pool {
                 claim: claim.clone(),
             }));
         }
+        if let Some(lack) = self.lack_of(unit) {
+            // A module that is just being loaded is worth a wait.
+            return Err(PrepareOutcome::Wait(Refusal::DeviceNodeMissing {
+                unit: unit.clone(),
+                lack: lack.clone(),
+                claim: Some(claim.clone()),
+            }));
+        }
         if let Some((holder, hold)) = self
             .ledger
             .holds_touching(unit)

@@ -71,6 +71,15 @@ pub enum Refusal {
         /// The claim that asked.
         claim: ClaimRef,
     },
+    /// The host lacks a device node that a container with the unit would need.
+    DeviceNodeMissing {
+        /// The unit asked for, or the first that is free but for this.
+        unit: UnitId,
+        /// The node, and what is wrong with it.
+        lack: String,
+        /// The claim that asked; `None`: a counted pod.
+        claim: Option<ClaimRef>,
+    },
     /// Counted pods that are bound to the node, and not served yet, need the unit.
     CountedPodsFirst {
         /// The unit asked for.
@@ -148,6 +157,7 @@ impl Refusal {
             Self::UnitHeld { .. } => "UnitHeld",
             Self::UnitBusy { .. } => "UnitBusy",
             Self::UnitLost { .. } => "UnitLost",
+            Self::DeviceNodeMissing { .. } => "DeviceNodeMissing",
             Self::CountedPodsFirst { .. } => "CountedPodsFirst",
             Self::WaitingForAdoption => "WaitingForAdoption",
             Self::LedgerUnreadable => "LedgerUnreadable",
@@ -156,7 +166,7 @@ impl Refusal {
     }
 
     /// Every reason, for metrics that start at zero and for the guide's test.
-    pub const REASONS: [&'static str; 11] = [
+    pub const REASONS: [&'static str; 12] = [
         "UnknownDeviceId",
         "RepeatedDeviceId",
         "NoFreeUnit",
@@ -164,6 +174,7 @@ impl Refusal {
         "UnitHeld",
         "UnitBusy",
         "UnitLost",
+        "DeviceNodeMissing",
         "CountedPodsFirst",
         "WaitingForAdoption",
         "LedgerUnreadable",
@@ -184,6 +195,7 @@ impl Refusal {
             | Self::UnitHeld { .. }
             | Self::UnitBusy { .. }
             | Self::UnitLost { .. }
+            | Self::DeviceNodeMissing { .. }
             | Self::CountedPodsFirst { .. } => false,
         }
     }
@@ -253,6 +265,19 @@ impl fmt::Display for Refusal {
                 "{device} ({unit}) cannot be prepared for claim {claim}: the GPU does not answer NVML any more. \
                  Delete the pod and the claim to get another GPU, and have this one looked at."
             ),
+            Self::DeviceNodeMissing { unit, lack, claim } => {
+                write!(f, "{unit} cannot be given to ")?;
+                match claim {
+                    Some(claim) => write!(f, "claim {claim}")?,
+                    None => f.write_str("this pod")?,
+                }
+                write!(f, ", because no container could use it: {lack}. Load the driver's modules on the node, ")?;
+                f.write_str("as nvidia-modprobe -c 0 -u does, or correct --dev-root; ")?;
+                f.write_str(match claim {
+                    Some(_) => "the kubelet tries again by itself.",
+                    None => "the kubelet does not try this pod again: delete it, so that it is scheduled anew.",
+                })
+            }
             Self::CountedPodsFirst {
                 unit,
                 device,

@@ -62,6 +62,8 @@ pub struct UnitStatus {
     pub state: UnitState,
     /// Whether NVML sees the GPU.
     pub present: bool,
+    /// What a container that is given the unit would miss on the host, in words.
+    pub lacks: Option<String>,
     /// Who holds it.
     pub holds: Vec<Hold>,
 }
@@ -101,6 +103,7 @@ impl Pool {
                 side: record.side,
                 state: self.unit_state(unit, record.side),
                 present: self.is_present(unit),
+                lacks: self.lack_of(unit).cloned(),
                 holds: ledger.holds_on(unit).to_vec(),
             })
             .collect();

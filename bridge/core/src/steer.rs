@@ -191,13 +191,13 @@ impl Pool {
         self.settings.mode == Mode::Both && !fixed
     }
 
-    /// Units that nobody holds and that NVML sees, in order, each with its side.
+    /// Units that nobody holds and that are fit, in order, each with its side.
     pub(crate) fn free_units(&self) -> Vec<(UnitId, Side)> {
         self.ledger
             .in_order()
             .into_iter()
             .map(|(unit, _)| unit)
-            .filter(|unit| self.is_present(unit))
+            .filter(|unit| self.is_fit(unit))
             .filter(|unit| self.ledger.holds_touching(unit).next().is_none())
             .filter_map(|unit| Some((unit.clone(), self.side_of(unit)?)))
             .collect()

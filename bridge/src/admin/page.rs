@@ -97,6 +97,9 @@ pub struct UnitPage {
     pub state: String,
     /// Whether NVML sees the GPU.
     pub present: bool,
+    /// The device node without which no container could use the GPU, and what is wrong with it; absent: nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lacks: Option<String>,
     /// Who holds it; empty when it is free.
     pub holds: Vec<HoldPage>,
 }
@@ -285,6 +288,7 @@ impl From<&UnitStatus> for UnitPage {
             side: unit.side.as_str().to_owned(),
             state: unit.state.as_str().to_owned(),
             present: unit.present,
+            lacks: unit.lacks.clone(),
             holds: unit.holds.iter().map(HoldPage::from).collect(),
         }
     }

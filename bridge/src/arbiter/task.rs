@@ -3,7 +3,7 @@
 
 mod handover;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
@@ -58,6 +58,8 @@ pub struct Arbiter {
     not_before: Option<Instant>,
     disk: Trouble,
     nvml: Trouble,
+    /// The units that no container could use, as they were told in the log.
+    unfit: BTreeMap<UnitId, String>,
     /// The units and minors that the CDI files were made of.
     written_minors: Vec<(UnitId, u32)>,
     /// Who has the ledger, if it is not ours any more.
@@ -134,6 +136,7 @@ impl Arbiter {
             not_before: None,
             disk: Trouble::None,
             nvml: Trouble::None,
+            unfit: BTreeMap::new(),
             written_minors: Vec::new(),
             successor,
             kept: Vec::new(),
@@ -183,11 +186,20 @@ impl Arbiter {
             wall: SystemTime::now(),
             uptime: self.started.elapsed(),
         };
+        let minors = self.minors();
+        let unfit = self.unfit(&minors).await;
         let mut transition = self.pool.begin(now, processes);
+        transition.observe_unfit(unfit);
         let answers: Vec<Answer> = batch
             .into_iter()
             .map(|call| decide(&mut transition, call))
             .collect();
+        let seen_now = minors_of(transition.pool());
+        if seen_now != minors {
+            // Nothing is offered that was not looked at.
+            let unfit = self.unfit(&seen_now).await;
+            transition.observe_unfit(unfit);
+        }
         transition.pass_time();
         let operations = answers.iter().filter_map(Answer::operation);
         steps::planned(self.pool.ledger(), transition.pool().ledger(), operations);
@@ -213,7 +225,7 @@ impl Arbiter {
             self.tell(News::Happened(report));
         }
         let adopted = stood != Standing::Serving && self.pool.standing() == Standing::Serving;
-        if adopted || self.minors() != self.written_minors {
+        if adopted || seen_now != self.written_minors {
             self.restore_cdi().await;
         } else if answers.iter().any(Answer::is_granted) {
             self.write_counted().await;
@@ -258,6 +270,34 @@ impl Arbiter {
             (Ok(_), Trouble::None) | (Err(_), Trouble::Told) => {}
         }
         answer.unwrap_or_default()
+    }
+
+    /// Looks whether containers could use the units: on hosts of which the driver's modules are not loaded they could not.
+    async fn unfit(&mut self, minors: &[(UnitId, u32)]) -> BTreeMap<UnitId, String> {
+        let minors = minors.to_vec();
+        let cdi = Arc::clone(&self.cdi);
+        let looked = tokio::task::spawn_blocking(move || cdi.unfit(&minors)).await;
+        let Ok(unfit) = looked else {
+            return self.unfit.clone();
+        };
+        if unfit == self.unfit {
+            return unfit;
+        }
+        for (unit, lack) in &unfit {
+            if self.unfit.get(unit) != Some(lack) {
+                warn!(
+                    reason = "DeviceNodeMissing",
+                    %unit,
+                    lack,
+                    "no container could use the GPU, so it is offered to nobody"
+                );
+            }
+        }
+        if unfit.is_empty() {
+            info!("the device nodes of all GPUs are there");
+        }
+        self.unfit.clone_from(&unfit);
+        unfit
     }
 
     /// Tells whoever listens, which may be nobody.
@@ -370,13 +410,14 @@ impl Arbiter {
         let minors = self.minors();
         let cdi = Arc::clone(&self.cdi);
         let wanted = preparation.clone();
+        let driver = self.driver_version();
         tokio::task::spawn_blocking(move || {
             for device in &wanted.devices {
                 if let Some(minor) = minor_of(&minors, &device.unit) {
                     cdi.check_nodes(&device.unit, minor)?;
                 }
             }
-            cdi.write_claim(&wanted, |unit| minor_of(&minors, unit))
+            cdi.write_claim(&wanted, |unit| minor_of(&minors, unit), driver.as_deref())
         })
         .await
         .map_err(|_| Error::Stopping)?
@@ -424,9 +465,11 @@ impl Arbiter {
     async fn restore_claims(&self) {
         let minors = self.minors();
         let prepared = self.pool.ledger().prepared.clone();
+        let driver = self.driver_version();
         self.with_cdi("the CDI files could not be restored", move |cdi| {
             for preparation in prepared.values() {
-                if let Err(failure) = cdi.write_claim(preparation, |unit| minor_of(&minors, unit)) {
+                let minor_of = |unit: &UnitId| minor_of(&minors, unit);
+                if let Err(failure) = cdi.write_claim(preparation, minor_of, driver.as_deref()) {
                     warn!(claim = %preparation.claim, error = reports::chain(&failure), "a claim's CDI file could not be restored");
                 }
             }
@@ -438,21 +481,24 @@ impl Arbiter {
     /// Writes the file of the counted side, unless it is as it should be.
     async fn write_counted(&self) -> bool {
         let minors = self.minors();
+        let driver = self.driver_version();
         self.with_cdi(
             "the CDI file of the counted side could not be written",
-            move |cdi| cdi.write_counted(&minors),
+            move |cdi| cdi.write_counted(&minors, driver.as_deref()),
         )
         .await
     }
 
+    /// The driver that runs: NVML tells it with each GPU that it sees.
+    fn driver_version(&self) -> Option<String> {
+        let ledger = self.pool.ledger();
+        let mut present = ledger.units.iter();
+        let seen = present.find(|(unit, _)| self.pool.is_present(unit));
+        seen.map(|(_, record)| record.gpu.driver_version.clone())
+    }
+
     fn minors(&self) -> Vec<(UnitId, u32)> {
-        self.pool
-            .ledger()
-            .units
-            .iter()
-            .filter(|(unit, _)| self.pool.is_present(unit))
-            .map(|(unit, record)| (unit.clone(), record.gpu.minor))
-            .collect()
+        minors_of(&self.pool)
     }
 
     async fn with_cdi<E: std::error::Error + Send + 'static>(
@@ -571,6 +617,15 @@ fn granted(grant: Grant) -> GrantedDevice {
         cdi_device: cdi::counted_device(&grant.unit),
         grant,
     }
+}
+
+/// The units that NVML sees, with the minors of their GPUs.
+fn minors_of(pool: &Pool) -> Vec<(UnitId, u32)> {
+    let units = pool.ledger().units.iter();
+    units
+        .filter(|(unit, _)| pool.is_present(unit))
+        .map(|(unit, record)| (unit.clone(), record.gpu.minor))
+        .collect()
 }
 
 fn minor_of(minors: &[(UnitId, u32)], unit: &UnitId) -> Option<u32> {

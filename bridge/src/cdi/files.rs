@@ -10,19 +10,16 @@ use std::path::{Path, PathBuf};
 use bridge_core::{ClaimUid, DeviceName, HostPath, Preparation, UnitId};
 use rustix::fs::OFlags;
 
+use super::driver::{DriverRoot, Finder};
 use super::spec::{self, Node, Spec};
 use super::{CLAIM_CLASS, COUNTED_CLASS, VENDOR, kind};
 use crate::store::{ReplaceError, UNFINISHED, no_follow, replace};
 
-/// The control node of the driver; nothing works without it.
-const CONTROL_NODE: &str = "/dev/nvidiactl";
-/// Nodes that a container gets as well where the host has them: `nvidia-uvm` is there once its module is loaded, and
-/// `nvidia-modeset` only with a display driver.
-const OPTIONAL_NODES: [&str; 3] = [
-    "/dev/nvidia-uvm",
-    "/dev/nvidia-uvm-tools",
-    "/dev/nvidia-modeset",
-];
+/// Nodes of the driver without which nothing computes: its control node, and the one for memory that CPU and GPU share,
+/// which CUDA opens first of all and which is there once the module `nvidia-uvm` is loaded.
+const MANDATORY_NODES: [&str; 2] = ["/dev/nvidiactl", "/dev/nvidia-uvm"];
+/// Nodes that a container gets as well where the host has them: `nvidia-modeset` comes with a display driver.
+const OPTIONAL_NODES: [&str; 2] = ["/dev/nvidia-uvm-tools", "/dev/nvidia-modeset"];
 /// Runtimes with other users read them, and there is nothing to hide.
 const MODE: u32 = 0o644;
 /// A spec of 256 devices has 40 kB. What is larger is not ours, and is not read to the end to be compared.
@@ -86,9 +83,23 @@ pub type ClaimMinors = BTreeMap<ClaimUid, BTreeMap<DeviceName, u32>>;
 pub struct Roots {
     /// The folder above `/dev` of the host or of the driver's container: flag `--dev-root`.
     pub dev_root: PathBuf,
+    /// Where the driver is installed.
+    pub driver: DriverRoot,
 }
 
 impl Roots {
+    /// Device nodes and driver below one folder, which this process sees where the host has it.
+    #[must_use]
+    pub fn in_one(folder: &Path) -> Self {
+        Self {
+            dev_root: folder.to_owned(),
+            driver: DriverRoot {
+                on_host: folder.to_owned(),
+                here: folder.to_owned(),
+            },
+        }
+    }
+
     /// Where the host has a node that the container finds at `path`.
     fn on_host(&self, path: &str) -> PathBuf {
         self.dev_root.join(path.trim_start_matches('/'))
@@ -107,8 +118,10 @@ impl Roots {
 
     fn common(&self) -> Result<Vec<Node>, Error> {
         let there = |path: &&str| self.check(path).is_ok();
-        std::iter::once(CONTROL_NODE)
-            .chain(OPTIONAL_NODES.into_iter().filter(there))
+        let optional = OPTIONAL_NODES.into_iter().filter(there);
+        MANDATORY_NODES
+            .into_iter()
+            .chain(optional)
             .map(|path| self.node(path))
             .collect()
     }
@@ -160,13 +173,19 @@ impl Roots {
 pub struct CdiFiles {
     folder: PathBuf,
     roots: Roots,
+    finder: Finder,
 }
 
 impl CdiFiles {
     /// The files in a folder that container runtimes read: flag `--cdi-dir`. Touches nothing yet.
     #[must_use]
     pub fn new(folder: PathBuf, roots: Roots) -> Self {
-        Self { folder, roots }
+        let finder = Finder::new(&folder, roots.driver.clone());
+        Self {
+            folder,
+            roots,
+            finder,
+        }
     }
 
     /// Whether a container could start with this unit: its own node and the driver's are there. To be asked before
@@ -175,14 +194,34 @@ impl CdiFiles {
     /// # Errors
     /// [`Error::Node`], naming the first node that is not fit.
     pub fn check_nodes(&self, unit: &UnitId, minor: u32) -> Result<(), Error> {
-        for path in [node_of(minor).as_str(), CONTROL_NODE] {
-            self.roots.check(path).map_err(|(path, why)| Error::Node {
-                unit: unit.clone(),
-                path,
-                why,
-            })?;
-        }
-        Ok(())
+        let node = node_of(minor);
+        let fault = self
+            .fault(&MANDATORY_NODES)
+            .or_else(|| self.fault(&[&node]));
+        let Some((path, why)) = fault else {
+            return Ok(());
+        };
+        Err(Error::Node {
+            unit: unit.clone(),
+            path,
+            why,
+        })
+    }
+
+    /// The units that no container could use, each with the node that it lacks and what is wrong with that.
+    #[must_use]
+    pub fn unfit(&self, units: &[(UnitId, u32)]) -> BTreeMap<UnitId, String> {
+        let common = self.fault(&MANDATORY_NODES);
+        let unfit = units.iter().filter_map(|(unit, minor)| {
+            let fault = common.clone().or_else(|| self.fault(&[&node_of(*minor)]));
+            let (path, why) = fault?;
+            Some((unit.clone(), format!("{} {why}", path.display())))
+        });
+        unfit.collect()
+    }
+
+    fn fault(&self, nodes: &[&str]) -> Option<(PathBuf, String)> {
+        nodes.iter().find_map(|node| self.roots.check(node).err())
     }
 
     /// Writes the spec that answers to `Allocate` point into: all units with the minor numbers of their GPUs.
@@ -192,15 +231,20 @@ impl CdiFiles {
     ///
     /// # Errors
     /// The file can't be written.
-    pub fn write_counted(&self, units: &[(UnitId, u32)]) -> Result<(), Error> {
+    pub fn write_counted(
+        &self,
+        units: &[(UnitId, u32)],
+        driver_version: Option<&str>,
+    ) -> Result<(), Error> {
         let devices = units
             .iter()
             .map(|(unit, minor)| Ok((unit.to_string(), self.roots.node(&node_of(*minor))?)))
             .collect::<Result<_, _>>()?;
-        self.write(COUNTED_CLASS, &counted_file(), devices)
+        self.write(COUNTED_CLASS, &counted_file(), devices, driver_version)
     }
 
-    /// Writes the spec of a prepared claim. `minor_of` says which GPU a unit is.
+    /// Writes the spec of a prepared claim. `minor_of` says which GPU a unit is; the files are those of the driver of this
+    /// version, while one is known.
     ///
     /// # Errors
     /// The file can't be written, or a unit is not known.
@@ -208,6 +252,7 @@ impl CdiFiles {
         &self,
         preparation: &Preparation,
         minor_of: impl Fn(&UnitId) -> Option<u32>,
+        driver_version: Option<&str>,
     ) -> Result<(), Error> {
         let claim = &preparation.claim.uid;
         // By name: two requests of a claim may get the same device, one of them to look on.
@@ -224,6 +269,7 @@ impl CdiFiles {
             CLAIM_CLASS,
             &claim_file(claim),
             devices.into_iter().collect(),
+            driver_version,
         )
     }
 
@@ -287,13 +333,20 @@ impl CdiFiles {
         claims.collect()
     }
 
-    fn write(&self, class: &str, name: &str, devices: Vec<(String, Node)>) -> Result<(), Error> {
+    fn write(
+        &self,
+        class: &str,
+        name: &str,
+        devices: Vec<(String, Node)>,
+        driver_version: Option<&str>,
+    ) -> Result<(), Error> {
         if devices.is_empty() {
             // A spec without devices is not valid.
             return self.remove(name);
         }
         let path = self.folder.join(name);
-        let text = Spec::new(kind(class), self.roots.common()?, devices)
+        let driver = self.finder.files(driver_version);
+        let text = Spec::new(kind(class), self.roots.common()?, &driver, devices)
             .to_json()
             .map_err(|source| Error::Json {
                 path: path.clone(),

@@ -3,8 +3,9 @@
 //! Owns the spec files of this daemon and what is in them. Knows nothing of who holds what: it is told.
 //!
 //! Two kinds of specs: one file with all units for counted pods, and one file for each prepared claim. The driver's
-//! libraries are not in them: they come from NVIDIA's container runtime or from the image.
+//! libraries are in them as far as they are found (`driver`).
 
+mod driver;
 mod files;
 mod spec;
 #[cfg(test)]
@@ -12,6 +13,7 @@ mod tests;
 
 use bridge_core::{ClaimUid, DeviceName, UnitId};
 
+pub use self::driver::DriverRoot;
 pub use self::files::{CdiFiles, ClaimMinors, Error, Roots};
 
 /// The vendor in the kind of every spec, and the begin of every file name.

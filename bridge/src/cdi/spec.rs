@@ -5,6 +5,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::driver::DriverFiles;
+
 /// The lowest version that has all that is used: 0.5.0 brought `hostPath` and device names that begin with a digit,
 /// as claim UIDs may. A runtime refuses versions that are newer than itself.
 const VERSION: &str = "0.5.0";
@@ -36,6 +38,64 @@ struct Edits {
     env: Vec<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     device_nodes: Vec<Node>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    mounts: Vec<Mount>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    hooks: Vec<Hook>,
+}
+
+/// Something of the host that the container finds at a path of its own.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(super) struct Mount {
+    /// Where the host has it.
+    pub(super) host_path: String,
+    /// Where the container finds it.
+    pub(super) container_path: String,
+    /// As `mount` has them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) options: Vec<String>,
+    /// As `mount` has it; a bind mount needs none.
+    #[serde(default, rename = "type", skip_serializing_if = "Option::is_none")]
+    pub(super) kind: Option<String>,
+}
+
+impl Mount {
+    /// A file or folder that the container can't change.
+    pub(super) fn read_only(host_path: String, container_path: String) -> Self {
+        let options = ["ro", "nosuid", "nodev", "rbind", "rprivate"];
+        Self {
+            host_path,
+            container_path,
+            options: options.map(str::to_owned).to_vec(),
+            kind: None,
+        }
+    }
+
+    /// The same, and nothing of it can be run.
+    pub(super) fn without_programs(mut self) -> Self {
+        self.options.push("noexec".to_owned());
+        self
+    }
+}
+
+/// A program that the runtime runs for the container.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(super) struct Hook {
+    /// When.
+    pub(super) hook_name: String,
+    /// The program on the host.
+    pub(super) path: String,
+    /// Its arguments, its name first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) args: Vec<String>,
+    /// Its variables.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) env: Vec<String>,
+    /// How many seconds it may take.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) timeout: Option<u32>,
 }
 
 /// A device node. Type and numbers are left to the runtime, which reads them when the container starts: the numbers
@@ -51,8 +111,14 @@ pub(super) struct Node {
 }
 
 impl Spec {
-    /// A spec of named devices with a node each, and of the nodes that every container with one of them needs.
-    pub(super) fn new(kind: String, common: Vec<Node>, devices: Vec<(String, Node)>) -> Self {
+    /// A spec of named devices with a node each, and of the nodes and the driver's files that every container with one of
+    /// them needs.
+    pub(super) fn new(
+        kind: String,
+        common: Vec<Node>,
+        driver: &DriverFiles,
+        devices: Vec<(String, Node)>,
+    ) -> Self {
         let device = |(name, node)| Device {
             name,
             container_edits: Edits {
@@ -65,8 +131,12 @@ impl Spec {
             kind,
             devices: devices.into_iter().map(device).collect(),
             container_edits: Edits {
-                env: vec![HIDE_FROM_NVIDIA_RUNTIME.to_owned()],
+                env: std::iter::once(HIDE_FROM_NVIDIA_RUNTIME.to_owned())
+                    .chain(driver.env.iter().cloned())
+                    .collect(),
                 device_nodes: common,
+                mounts: driver.mounts.clone(),
+                hooks: driver.hooks.clone(),
             },
         }
     }

@@ -12,6 +12,8 @@ use serde_json::{Value, json};
 
 use super::*;
 
+mod driver;
+
 const CLAIM: &str = "5f0f1b80-6c1b-4bd5-8df4-5b0e5f3a2c11";
 
 /// A host with these nodes, and an empty CDI folder.
@@ -27,9 +29,7 @@ impl Host {
         std::fs::create_dir_all(&dev).unwrap();
         let files = CdiFiles::new(
             folder.path().join("cdi"),
-            Roots {
-                dev_root: folder.path().join("root"),
-            },
+            Roots::in_one(&folder.path().join("root")),
         );
         let host = Self { folder, files };
         for node in nodes {
@@ -139,7 +139,7 @@ fn paths(container: &Value) -> Vec<&str> {
 #[test]
 fn a_claims_spec_is_what_it_was_last_year() {
     let host = Host::usual();
-    host.files.write_claim(&two_gpus(), minor_of).unwrap();
+    host.files.write_claim(&two_gpus(), minor_of, None).unwrap();
     let path = host
         .cdi()
         .join(format!("gpu-bridge.dev-claim_{CLAIM}.json"));
@@ -152,7 +152,7 @@ fn a_claims_spec_is_what_it_was_last_year() {
 #[test]
 fn a_runtime_gives_a_container_the_devices_of_its_claim_and_no_other() {
     let host = Host::usual();
-    host.files.write_claim(&two_gpus(), minor_of).unwrap();
+    host.files.write_claim(&two_gpus(), minor_of, None).unwrap();
     let gpu_3 = claim_device(&uid(CLAIM), &DeviceName::new("gpu-3").unwrap());
     assert_eq!(gpu_3, format!("gpu-bridge.dev/claim={CLAIM}-gpu-3"));
 
@@ -184,7 +184,7 @@ fn a_runtime_gives_a_container_the_devices_of_its_claim_and_no_other() {
 fn a_runtime_gives_a_counted_container_the_units_of_its_grant() {
     let host = Host::usual();
     let units = [(unit("GPU-a"), 0), (unit("GPU-b"), 3)];
-    host.files.write_counted(&units).unwrap();
+    host.files.write_counted(&units, None).unwrap();
     assert_eq!(host.names(), ["gpu-bridge.dev-gpu.json"]);
     let device = counted_device(&unit("GPU-b"));
     assert_eq!(device, "gpu-bridge.dev/gpu=GPU-b");
@@ -201,20 +201,17 @@ fn a_device_that_answers_two_requests_is_there_once() {
     preparation
         .devices
         .push(device("gpu-0", "GPU-a", Access::Admin));
-    host.files.write_claim(&preparation, minor_of).unwrap();
+    host.files
+        .write_claim(&preparation, minor_of, None)
+        .unwrap();
     assert_eq!(host.runtime().list_devices().len(), 2);
 }
 
 #[test]
 fn without_a_dev_root_of_its_own_no_host_path_is_written() {
     let host = Host::usual();
-    let files = CdiFiles::new(
-        host.cdi(),
-        Roots {
-            dev_root: "/".into(),
-        },
-    );
-    files.write_counted(&[(unit("GPU-a"), 0)]).unwrap();
+    let files = CdiFiles::new(host.cdi(), Roots::in_one("/".as_ref()));
+    files.write_counted(&[(unit("GPU-a"), 0)], None).unwrap();
     let text = std::fs::read_to_string(host.cdi().join("gpu-bridge.dev-gpu.json")).unwrap();
     assert!(
         text.contains("\"/dev/nvidia0\"") && !text.contains("hostPath"),
@@ -235,6 +232,16 @@ fn a_unit_whose_node_can_not_be_used_is_named_before_it_is_given_away() {
         check(0).starts_with("GPU-a can't be used by a container: /root/dev/nvidiactl is missing;")
     );
     host.add("nvidiactl");
+    assert!(check(0).contains("/root/dev/nvidia-uvm is missing"));
+    let units = [(unit("GPU-a"), 0), (unit("GPU-b"), 3)];
+    assert_eq!(host.files.unfit(&units).len(), 2);
+    host.add("nvidia-uvm");
+    let unfit = host.files.unfit(&units);
+    assert!(
+        unfit[&unit("GPU-b")].ends_with("/root/dev/nvidia3 is missing"),
+        "{unfit:?}"
+    );
+    assert_eq!(unfit.len(), 1);
     host.files.check_nodes(&unit("GPU-a"), 0).unwrap();
     assert!(check(1).contains("/root/dev/nvidia1 is missing"));
     std::fs::File::create(host.dev().join("nvidia1")).unwrap();
@@ -248,17 +255,23 @@ fn a_file_is_rewritten_only_when_something_has_changed() {
     let host = Host::usual();
     let path = host.cdi().join("gpu-bridge.dev-gpu.json");
     let written = |path: &Path| path.metadata().unwrap().ino();
-    host.files.write_counted(&[(unit("GPU-a"), 0)]).unwrap();
+    host.files
+        .write_counted(&[(unit("GPU-a"), 0)], None)
+        .unwrap();
     assert_eq!(
         path.metadata().unwrap().permissions().mode() & 0o7777,
         0o644
     );
     let first = written(&path);
-    host.files.write_counted(&[(unit("GPU-a"), 0)]).unwrap();
+    host.files
+        .write_counted(&[(unit("GPU-a"), 0)], None)
+        .unwrap();
     assert_eq!(written(&path), first);
 
     host.add("nvidia-modeset");
-    host.files.write_counted(&[(unit("GPU-a"), 0)]).unwrap();
+    host.files
+        .write_counted(&[(unit("GPU-a"), 0)], None)
+        .unwrap();
     assert!(
         std::fs::read_to_string(&path)
             .unwrap()
@@ -266,13 +279,15 @@ fn a_file_is_rewritten_only_when_something_has_changed() {
     );
 
     std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).unwrap();
-    host.files.write_counted(&[(unit("GPU-a"), 0)]).unwrap();
+    host.files
+        .write_counted(&[(unit("GPU-a"), 0)], None)
+        .unwrap();
     assert_eq!(
         path.metadata().unwrap().permissions().mode() & 0o7777,
         0o644
     );
 
-    host.files.write_counted(&[]).unwrap();
+    host.files.write_counted(&[], None).unwrap();
     assert!(!path.exists(), "a spec without devices would be invalid");
 }
 
@@ -284,7 +299,9 @@ fn a_link_in_place_of_a_spec_is_replaced_and_not_followed() {
     std::fs::File::create(&victim).unwrap();
     let path = host.cdi().join("gpu-bridge.dev-gpu.json");
     std::os::unix::fs::symlink(&victim, &path).unwrap();
-    host.files.write_counted(&[(unit("GPU-a"), 0)]).unwrap();
+    host.files
+        .write_counted(&[(unit("GPU-a"), 0)], None)
+        .unwrap();
     assert_eq!(victim.metadata().unwrap().len(), 0);
     assert!(path.symlink_metadata().unwrap().is_file());
 }
@@ -293,7 +310,7 @@ fn a_link_in_place_of_a_spec_is_replaced_and_not_followed() {
 fn what_a_claims_spec_says_of_its_devices_is_read_back_and_what_is_not_ours_proves_nothing() {
     let host = Host::usual();
     assert_eq!(host.files.minors_on_disk(), BTreeMap::new());
-    host.files.write_claim(&two_gpus(), minor_of).unwrap();
+    host.files.write_claim(&two_gpus(), minor_of, None).unwrap();
     let devices = two_gpus().devices.into_iter();
     let minors: BTreeMap<_, _> = devices
         .map(|it| (it.device, minor_of(&it.unit).unwrap()))
@@ -331,11 +348,13 @@ fn what_a_claims_spec_says_of_its_devices_is_read_back_and_what_is_not_ours_prov
 fn a_sweep_removes_what_no_claim_has_any_more_and_nothing_of_others() {
     let host = Host::usual();
     assert_eq!(host.files.claims_on_disk().unwrap(), BTreeSet::new());
-    host.files.write_counted(&[(unit("GPU-a"), 0)]).unwrap();
+    host.files
+        .write_counted(&[(unit("GPU-a"), 0)], None)
+        .unwrap();
     let mut other = two_gpus();
     other.claim.uid = uid("gone");
-    host.files.write_claim(&two_gpus(), minor_of).unwrap();
-    host.files.write_claim(&other, minor_of).unwrap();
+    host.files.write_claim(&two_gpus(), minor_of, None).unwrap();
+    host.files.write_claim(&other, minor_of, None).unwrap();
     let foreign = [
         "gpu-bridge.dev-claim_.json",
         "gpu-bridge.dev-claim_x.yaml",
@@ -373,7 +392,9 @@ fn a_folder_that_can_not_be_used_is_an_error_with_its_name() {
     std::fs::File::create(host.cdi()).unwrap();
     let failures = [
         host.files.claims_on_disk().map(drop).unwrap_err(),
-        host.files.write_claim(&two_gpus(), minor_of).unwrap_err(),
+        host.files
+            .write_claim(&two_gpus(), minor_of, None)
+            .unwrap_err(),
     ];
     for failure in failures {
         assert!(
@@ -381,6 +402,9 @@ fn a_folder_that_can_not_be_used_is_an_error_with_its_name() {
             "{failure}"
         );
     }
-    let unknown = host.files.write_claim(&two_gpus(), |_| None).unwrap_err();
+    let unknown = host
+        .files
+        .write_claim(&two_gpus(), |_| None, None)
+        .unwrap_err();
     assert!(matches!(unknown, Error::NoMinor { .. }), "{unknown:?}");
 }

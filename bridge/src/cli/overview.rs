@@ -150,12 +150,13 @@ fn rows(unit: &UnitPage) -> Vec<Row<'_>> {
     rows.collect()
 }
 
-/// What NVML says of it.
+/// What NVML says of it, and whether a container could use it.
 fn health(unit: &UnitPage) -> &'static str {
-    match (unit.present, unit.state.as_str()) {
-        (true, _) => "ok",
-        (false, "Unseen") => "unseen",
-        (false, _) => "lost",
+    match (unit.present, unit.state.as_str(), &unit.lacks) {
+        (true, _, None) => "ok",
+        (true, _, Some(_)) => "no node",
+        (false, "Unseen", _) => "unseen",
+        (false, _, _) => "lost",
     }
 }
 

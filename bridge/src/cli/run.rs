@@ -65,6 +65,9 @@ pub struct RunArgs {
         default_value = "/"
     )]
     driver_root: String,
+    /// The same folder as this process sees it, where that is another [default: <driver-root>].
+    #[arg(long, env = "GPU_BRIDGE_DRIVER_ROOT_CTR_PATH", value_name = "DIR")]
+    driver_root_ctr_path: Option<String>,
     /// The folder with dev/nvidia* in it on the host [default: <driver-root>].
     #[arg(long, env = "GPU_BRIDGE_DEV_ROOT", value_name = "DIR")]
     dev_root: Option<String>,
@@ -122,6 +125,8 @@ pub struct RunOptions {
     pub nvml_library: Option<PathBuf>,
     /// Root of the driver's installation on the host.
     pub driver_root: PathBuf,
+    /// The same folder as this process sees it.
+    pub driver_root_ctr_path: PathBuf,
     /// The folder with `dev/nvidia*` in it on the host.
     pub dev_root: PathBuf,
     /// Where sysfs is mounted: `/sys` itself, not its parent.
@@ -186,6 +191,9 @@ impl RunArgs {
             .map(|pod| own_admin_socket(&admin_socket, pod.as_str()));
         found.socket("--admin-socket", longest.as_ref().unwrap_or(&admin_socket));
         let driver_root = found.path("--driver-root", self.driver_root);
+        let driver_root_ctr_path = found
+            .optional_path("--driver-root-ctr-path", self.driver_root_ctr_path)
+            .unwrap_or_else(|| driver_root.clone());
         let dev_root = found
             .optional_path("--dev-root", self.dev_root)
             .unwrap_or_else(|| driver_root.clone());
@@ -203,6 +211,7 @@ impl RunArgs {
             kubelet_dir,
             state_dir,
             driver_root,
+            driver_root_ctr_path,
             dev_root,
             admin_socket,
         };
@@ -383,6 +392,7 @@ mod tests {
                     config: None,
                     nvml_library: None,
                     driver_root: "/",
+                    driver_root_ctr_path: "/",
                     dev_root: "/",
                     sys_root: "/sys",
                     proc_root: "/proc",

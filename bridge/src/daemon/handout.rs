@@ -89,9 +89,7 @@ mod tests {
             failed: Vec::new(),
         };
         let folder = tempfile::tempdir().unwrap();
-        let roots = Roots {
-            dev_root: folder.path().to_owned(),
-        };
+        let roots = Roots::in_one(folder.path());
         let handout = Handout {
             strategies: BTreeSet::from([ListStrategy::Envvar]),
             ids: IdStrategy::Index,
@@ -113,11 +111,10 @@ mod tests {
             .map(|it| (&*it.container_path, &*it.host_path))
             .collect();
         let host = |name: &str| format!("{}/dev/{name}", folder.path().display());
-        let (control, own) = (host("nvidiactl"), host("nvidia3"));
-        assert_eq!(
-            nodes,
-            [("/dev/nvidiactl", &*control), ("/dev/nvidia3", &*own)]
-        );
+        let names = ["nvidiactl", "nvidia-uvm", "nvidia3"];
+        let wanted = names.map(|name| (format!("/dev/{name}"), host(name)));
+        let wanted = wanted.each_ref().map(|(path, host)| (&**path, &**host));
+        assert_eq!(nodes, wanted);
         // While NVML does not answer the UUID is all that is known.
         let edits = super::edits(&handout, &Scan::Pending, &roots, &[granted]);
         assert_eq!(edits.envs["NVIDIA_VISIBLE_DEVICES"], "GPU-b");

@@ -51,6 +51,7 @@ fn everything() -> Status {
         side: Side::Legacy,
         state,
         present: true,
+        lacks: None,
         holds,
     });
     Status {

@@ -231,6 +231,7 @@ async fn a_gpu_without_its_device_node_is_refused_by_name_and_served_once_the_no
     let refused = world.prepare("a").await.unwrap_err();
     let path = node.display().to_string();
     for part in [
+        "DeviceNodeMissing: ",
         "train/a",
         &world.gpu("gpu-0").uuid,
         &path,
@@ -271,4 +272,28 @@ async fn a_strangers_process_closes_its_gpu_on_both_faces_unless_the_configurati
         world.taint("gpu-1").is_none() && world.kubelet().healthy(RESOURCE).contains(&gpus[2])
     })
     .await;
+}
+
+#[tokio::test]
+async fn without_the_drivers_device_nodes_nothing_is_given_and_the_reason_is_told() {
+    let world = World::configured(2, "mode: legacy\n").await;
+    let uvm = world.node.dev_root().join("nvidia-uvm");
+    let aside = world.path("nvidia-uvm");
+    fs::hard_link(&uvm, &aside).unwrap();
+    fs::remove_file(&uvm).unwrap();
+    let id = world.gpu("gpu-1").uuid;
+    let refused = world.allocate(&[&id]).await.unwrap_err();
+    assert!(
+        refused.contains("DeviceNodeMissing: ") && refused.contains("nvidia-uvm is missing"),
+        "{refused}"
+    );
+    // What was looked at for that call withdraws the ids as well.
+    world.kubelet().wait_for_healthy(RESOURCE, 0, SOON).await;
+    let status = world.status().await;
+    let lacks = status["units"][0]["lacks"].as_str().unwrap();
+    assert!(lacks.ends_with("nvidia-uvm is missing"), "{lacks}");
+
+    fs::hard_link(&aside, &uvm).unwrap();
+    world.kubelet().wait_for_healthy(RESOURCE, 2, SOON).await;
+    world.run_counted("a", 1).await;
 }

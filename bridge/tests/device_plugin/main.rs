@@ -12,6 +12,8 @@ mod h100;
 mod hostile;
 mod listing;
 mod node_status;
+#[path = "../common/nodes.rs"]
+mod nodes;
 mod registration;
 mod support;
 mod usage;

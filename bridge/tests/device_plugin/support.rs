@@ -20,6 +20,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::h100::h100;
+use crate::nodes::make_nodes;
 
 pub(crate) const RESOURCE: &str = device_plugin::RESOURCE;
 
@@ -75,9 +76,9 @@ impl Arbiter {
         let (store, _) = Store::open(&state, BootId::unknown()).unwrap();
         let cdi = folder.path().join("cdi");
         std::fs::create_dir(&cdi).unwrap();
-        let roots = Roots {
-            dev_root: folder.path().join("root"),
-        };
+        let root = folder.path().join("root");
+        make_nodes(&root, gpus);
+        let roots = Roots::in_one(&root);
         let running = Running::default();
         let probed = Arc::clone(&running);
         let (arbiter, handle) = arbiter::Arbiter::new(

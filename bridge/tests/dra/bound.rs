@@ -91,6 +91,7 @@ impl Reading {
                 side: Side::Dra,
                 state: UnitState::Held,
                 present: true,
+                lacks: None,
                 holds: vec![Hold::exclusive(kind(claim), at)],
             }];
             *status = changed.into();

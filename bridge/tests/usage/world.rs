@@ -25,6 +25,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::h100::h100;
+use crate::nodes::make_nodes;
 
 /// No state in these tests takes this long to come.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
@@ -92,12 +93,8 @@ impl Arbiter {
     /// `folder` gets the ledger and the CDI files.
     pub(crate) async fn start(folder: &Path, pool: Pool) -> Self {
         let (store, _) = Store::open(&folder.join("state"), BootId::unknown()).unwrap();
-        let cdi = CdiFiles::new(
-            folder.join("cdi"),
-            Roots {
-                dev_root: folder.to_owned(),
-            },
-        );
+        make_nodes(folder, GPUS);
+        let cdi = CdiFiles::new(folder.join("cdi"), Roots::in_one(folder));
         let clean = |number| (unit(number), UnitProcesses::Known(Vec::new()));
         let processes = Processes {
             units: (0..GPUS).map(clean).collect::<BTreeMap<_, _>>(),

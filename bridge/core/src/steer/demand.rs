@@ -181,7 +181,7 @@ impl Pool {
     fn asks(&self, pod: &WaitingPod) -> Option<Asks> {
         let all = self.ledger.units.len();
         let present = self.ledger.units.keys();
-        let present = present.filter(|unit| self.is_present(unit) && !self.is_excluded(unit));
+        let present = present.filter(|unit| self.is_fit(unit) && !self.is_excluded(unit));
         let present = present.count();
         let least = usize::try_from(self.settings.min_legacy).unwrap_or(all);
         let most = |face: Face| {

@@ -5,6 +5,7 @@ mod histories;
 mod kit;
 mod leaving;
 mod lost_race;
+mod nodes;
 mod overlaps;
 mod refusals;
 mod regressions;

@@ -25,6 +25,11 @@ fn every_refusal() -> Vec<Refusal> {
         claim: claim_ref("llm-0"),
         pids: pids.to_vec(),
     };
+    let node_missing = |claim| Refusal::DeviceNodeMissing {
+        unit: unit("GPU-3f2a"),
+        lack: "/dev/nvidia-uvm is missing".to_owned(),
+        claim,
+    };
     vec![
         Refusal::UnknownDeviceId {
             id: "GPU-gone".to_owned(),
@@ -53,6 +58,8 @@ fn every_refusal() -> Vec<Refusal> {
             device: device("gpu-3"),
             claim: claim_ref("llm-0"),
         },
+        node_missing(Some(claim_ref("llm-0"))),
+        node_missing(None),
         Refusal::CountedPodsFirst {
             unit: unit("GPU-3f2a"),
             device: device("gpu-3"),
@@ -86,6 +93,8 @@ fn every_sentence_says_what_failed_and_why_and_what_to_do() {
         UnitBusy: gpu-3 (GPU-3f2a) cannot be prepared for claim default/llm-0: a process of a former or unknown holder runs on it (host PID 4711). The kubelet tries again by itself; if this stays, end that process on the node.
         UnitBusy: gpu-3 (GPU-3f2a) cannot be prepared for claim default/llm-0: a process of a former or unknown holder runs on it (host PID 1, 2, 3, 4, 5 and 2 more). The kubelet tries again by itself; if this stays, end that process on the node.
         UnitLost: gpu-3 (GPU-3f2a) cannot be prepared for claim default/llm-0: the GPU does not answer NVML any more. Delete the pod and the claim to get another GPU, and have this one looked at.
+        DeviceNodeMissing: GPU-3f2a cannot be given to claim default/llm-0, because no container could use it: /dev/nvidia-uvm is missing. Load the driver's modules on the node, as nvidia-modprobe -c 0 -u does, or correct --dev-root; the kubelet tries again by itself.
+        DeviceNodeMissing: GPU-3f2a cannot be given to this pod, because no container could use it: /dev/nvidia-uvm is missing. Load the driver's modules on the node, as nvidia-modprobe -c 0 -u does, or correct --dev-root; the kubelet does not try this pod again: delete it, so that it is scheduled anew.
         CountedPodsFirst: gpu-3 (GPU-3f2a) is not prepared for claim default/llm-0 yet: counted pods that are bound to this node need it first. The kubelet tries again by itself; to get another GPU now, delete the pod, so that it is scheduled anew.
         WaitingForAdoption: the ledger of this node is missing, and what runs here is not known yet, so no GPU is given out. It goes on by itself once pod-resources, the kubelet's checkpoints and the API server have answered; gpu-bridge's /readyz says which it waits for.
         LedgerUnreadable: the ledger of this node cannot be read, so no GPU is given out. The file is kept; gpu-bridge's log and /readyz say what to do.

@@ -37,7 +37,7 @@ function holder(hold) {
 
 function line(unit, state, who, face, since) {
   const row = document.createElement("tr");
-  if (!unit.present || state === "Foreign" || state === "Lost") row.className = "attention";
+  if (!unit.present || unit.lacks || state === "Foreign" || state === "Lost") row.className = "attention";
   cell(row, unit.device);
   cell(row, unit.unit, "id");
   cell(row, unit.product);
