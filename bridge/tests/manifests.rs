@@ -694,6 +694,12 @@ fn configuration_and_library_are_where_the_flags_say() {
     let map: ConfigMap = base("config.yaml", "ConfigMap");
     assert_eq!(map.metadata.name.as_deref(), Some(NAME));
     assert!(map.data.unwrap().contains_key(CONFIG_KEY));
+    // What is found below the driver's root here is what specs name below its root on the host.
+    for folder in ["usr/lib/x86_64-linux-gnu", "usr/bin"] {
+        let seen = mounted(&options.driver_root_ctr_path.join(folder)).unwrap();
+        assert_eq!(seen.host, options.driver_root.join(folder));
+        assert!(seen.read_only);
+    }
     let library = mounted(&options.nvml_library.unwrap()).unwrap();
     assert!(library.read_only);
     assert_eq!(library.host.file_name().unwrap(), "libnvidia-ml.so.1");

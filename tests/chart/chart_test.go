@@ -201,7 +201,7 @@ imagePullSecrets: [{name: secret}]
 config: {mode: dra, limits: {legacy: 5, dra: 3}, devicePlugin: {deviceListStrategy: [envvar, cdi-cri], passDeviceSpecs: true}, devices: [{index: 7, faces: [legacy]}], profiles: {claims: {limits: {legacy: 0}}}}
 nvidiaDriverRoot: /run/nvidia/driver
 nvidiaDevRoot: /
-nvidiaDriverLibraries: /usr/lib64
+nvidiaDriverLibraries: /run/nvidia/driver/usr/lib64
 kubeletRootDir: /data/kubelet
 cdiRoot: /etc/cdi
 log: debug
@@ -248,12 +248,14 @@ deviceClass: {create: false}
 		}
 	}
 	for name, want := range map[string]string{
-		"GPU_BRIDGE_DRIVER_ROOT": "/run/nvidia/driver",
-		"GPU_BRIDGE_DEV_ROOT":    "/",
-		"GPU_BRIDGE_KUBELET_DIR": "/data/kubelet",
-		"GPU_BRIDGE_CDI_DIR":     "/etc/cdi",
-		"GPU_BRIDGE_LOG":         "debug",
-		"GPU_BRIDGE_PROC_ROOT":   "/host/proc",
+		"GPU_BRIDGE_DRIVER_ROOT":          "/run/nvidia/driver",
+		"GPU_BRIDGE_DRIVER_ROOT_CTR_PATH": "/driver-root",
+		"GPU_BRIDGE_NVML_LIBRARY":         "/driver-root/usr/lib64/libnvidia-ml.so.1",
+		"GPU_BRIDGE_DEV_ROOT":             "/",
+		"GPU_BRIDGE_KUBELET_DIR":          "/data/kubelet",
+		"GPU_BRIDGE_CDI_DIR":              "/etc/cdi",
+		"GPU_BRIDGE_LOG":                  "debug",
+		"GPU_BRIDGE_PROC_ROOT":            "/host/proc",
 	} {
 		if variable := named(at(container, "env"), name); variable["value"] != want {
 			t.Errorf("%s is %v and not %s", name, variable, want)
@@ -265,7 +267,8 @@ deviceClass: {create: false}
 		"plugins-registry": {"/data/kubelet/plugins_registry", "/data/kubelet/plugins_registry"},
 		"device-plugins":   {"/var/lib/kubelet/device-plugins", "/var/lib/kubelet/device-plugins"},
 		"cdi":              {"/etc/cdi", "/etc/cdi"},
-		"driver-libraries": {"/usr/lib64", "/driver-libraries"},
+		"driver-libraries": {"/run/nvidia/driver/usr/lib64", "/driver-root/usr/lib64"},
+		"driver-programs":  {"/run/nvidia/driver/usr/bin", "/driver-root/usr/bin"},
 		"proc":             {"/proc", "/host/proc"},
 	} {
 		host := at(named(at(pod, "volumes"), name), "hostPath", "path")
@@ -294,6 +297,14 @@ func TestWrongValuesAreRefusedByTheSchema(t *testing.T) {
 		if _, err := render(t, "gpu-bridge", values); err == nil {
 			t.Errorf("%s is taken", values)
 		}
+	}
+}
+
+// What is found below /driver-root in the container would be named on the host where it is not.
+func TestLibrariesBesideTheDriversRootAreRefused(t *testing.T) {
+	_, err := render(t, "gpu-bridge", "nvidiaDriverRoot: /run/nvidia/driver")
+	if err == nil || !strings.Contains(err.Error(), "nvidiaDriverLibraries (/usr/lib/x86_64-linux-gnu) is not below") {
+		t.Errorf("%v", err)
 	}
 }
 

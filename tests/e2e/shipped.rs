@@ -33,6 +33,8 @@ const PROGRAM: &str = "/image/gpu-bridge";
 fn stand_ins(world: &World) -> BTreeMap<&'static str, PathBuf> {
     let state = world.state();
     let library = world.node.library();
+    let programs = state.join("programs");
+    fs::create_dir_all(&programs).expect("the folder of programs");
     BTreeMap::from([
         ("/var/run/cdi", state.join("cdi")),
         ("/dev", world.node.dev_root()),
@@ -42,6 +44,7 @@ fn stand_ins(world: &World) -> BTreeMap<&'static str, PathBuf> {
             "/usr/lib/x86_64-linux-gnu",
             library.parent().expect("a file is in a folder").to_owned(),
         ),
+        ("/usr/bin", programs),
     ])
 }
 
@@ -134,6 +137,7 @@ impl Container {
     /// The kubelet's mounts; before them the program, and what the fake driver's library looks for beside itself.
     fn table(&self, world: &World) -> String {
         let beside = |name: &str| world.node.folder().join(name).display().to_string();
+        let beside_libraries = |name: &str| format!("/driver-root/usr/lib/{name}");
         let mut lines = vec![
             (
                 env!("CARGO_BIN_EXE_gpu-bridge").to_owned(),
@@ -142,12 +146,12 @@ impl Container {
             ),
             (
                 beside(layout::SCENARIO_FILE),
-                format!("/{}", layout::SCENARIO_FILE),
+                beside_libraries(layout::SCENARIO_FILE),
                 true,
             ),
             (
                 beside(layout::STATE_DIR),
-                format!("/{}", layout::STATE_DIR),
+                beside_libraries(layout::STATE_DIR),
                 false,
             ),
         ];
