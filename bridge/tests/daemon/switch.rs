@@ -73,7 +73,7 @@ impl World {
     }
 
     /// Waits until the Node shows this count.
-    async fn counts(&self, count: &str) {
+    pub(crate) async fn counts(&self, count: &str) {
         until(&format!("the count is {count}"), SOON, async || {
             let node = self.api.get("nodes", "", NODE).unwrap();
             node["status"]["allocatable"]["nvidia.com/gpu"] == count
