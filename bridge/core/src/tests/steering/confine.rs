@@ -6,9 +6,9 @@ use expect_test::expect;
 use proptest::prelude::*;
 
 use super::super::kit::{allocated, in_flight, listing, live};
-use super::world::{Event, World, event, invariant_sides, limits, serve_all};
-use super::{CALM, check, pass, resting, resting_with, sides};
-use crate::{DeviceRule, Face, Faces, Health, Limits, Matcher, Mode, Settings, Weights};
+use super::world::{World, changes, event, invariant_sides, limits, serve_all};
+use super::{CALM, check, end_pods, pass, resting, resting_with, sides};
+use crate::{DeviceRule, Face, Faces, Health, Matcher, Mode, Settings, Weights};
 
 const LEGACY: Faces = Faces {
     legacy: true,
@@ -92,10 +92,7 @@ fn a_rule_that_takes_a_gpu_from_counted_pods_lowers_the_count_before_its_id_is_w
     pass(&mut daemon, CALM);
     // No pod that waits takes the place of the one that ends.
     check(&daemon, &expect!["BB count 1"]);
-    daemon.see_pods(&[]);
-    for _ in 0..2 {
-        daemon.list(&listing(&[]));
-    }
+    end_pods(&mut daemon);
     pass(&mut daemon, Duration::from_secs(3));
     check(&daemon, &expect!["DR count 1"]);
     assert_eq!(healthy(&daemon), 1);
@@ -171,10 +168,7 @@ fn what_counted_pods_hold_counts_for_what_they_keep() {
     pass(&mut daemon, Duration::from_secs(5));
     check(&daemon, &expect!["RRRB count 4"]);
     // On its end the unit is kept again, whoever waits.
-    daemon.see_pods(&[]);
-    for _ in 0..2 {
-        daemon.list(&listing(&[]));
-    }
+    end_pods(&mut daemon);
     pass(&mut daemon, Duration::from_secs(5));
     check(&daemon, &expect!["RRRL count 4"]);
 }
@@ -238,41 +232,16 @@ fn confining() -> impl Strategy<Value = Settings> {
         })
 }
 
-#[derive(Debug, Clone)]
-enum Change {
-    World(Event),
-    Configure(Settings),
-}
-
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
     #[test]
     fn whatever_gpus_are_given_to_one_face_nobody_who_was_promised_one_fails(
         gpus in 1_u32..6,
-        changes in prop::collection::vec(
-            prop_oneof![
-                6 => event().prop_map(Change::World),
-                1 => confining().prop_map(Change::Configure),
-            ],
-            1..40,
-        ),
+        changes in changes(confining()),
         last in confining(),
     ) {
-        let mut world = World::new(gpus, Limits::default());
-        for change in changes.iter().chain([&Change::Configure(last.clone())]) {
-            match change {
-                Change::World(event) => world.play(event),
-                Change::Configure(settings) => {
-                    let settings = settings.clone();
-                    world.daemon.act(|t| t.configure(settings));
-                    world.tell();
-                }
-            }
-            invariant_sides(&world);
-        }
-        serve_all(&mut world);
-        world.end_all();
+        let world = World::after(gpus, &changes, &last);
         let pool = &world.daemon.pool;
         for face in [Face::Legacy, Face::Dra] {
             let shown = pool.on_offer(face);

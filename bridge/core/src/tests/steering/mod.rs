@@ -44,6 +44,14 @@ pub(super) fn pass(daemon: &mut Daemon, time: Duration) {
     }
 }
 
+/// All counted pods have ended. Two listings in a row are without them: one alone is no atomic snapshot.
+pub(super) fn end_pods(daemon: &mut Daemon) {
+    daemon.see_pods(&[]);
+    for _ in 0..2 {
+        daemon.list(&listing(&[]));
+    }
+}
+
 /// The server can't be reached for so long.
 fn stay_away(daemon: &mut Daemon, time: Duration) {
     const STEP: Duration = Duration::from_millis(500);
@@ -185,9 +193,7 @@ fn lost_race(daemon: &mut Daemon) {
     daemon.list(&listing(&[("c", &["GPU-0", "GPU-1"])]));
     daemon.see_pods(&[live("c", 2)]);
     daemon.see_claims(&[]);
-    daemon.see_pods(&[]);
-    daemon.list(&listing(&[]));
-    daemon.list(&listing(&[]));
+    end_pods(daemon);
 }
 
 #[test]
@@ -442,9 +448,7 @@ fn what_has_become_free_stays_on_its_side_for_the_dwell_time() {
     daemon.see_pods(&[live("a", 1)]);
     daemon.list(&listing(&[("a", &["GPU-0"])]));
     pass(&mut daemon, LONG_CALM);
-    daemon.see_pods(&[]);
-    daemon.list(&listing(&[]));
-    daemon.list(&listing(&[]));
+    end_pods(&mut daemon);
     check(&daemon, &expect!["L count 1"]);
     pass(&mut daemon, Duration::from_millis(450));
     check(&daemon, &expect!["L count 1"]);

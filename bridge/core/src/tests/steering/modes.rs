@@ -7,7 +7,7 @@ use expect_test::expect;
 use proptest::prelude::*;
 
 use super::super::kit::{allocated, in_flight, listing, live, unit};
-use super::world::{Event, World, event, invariant_sides, limits, serve_all};
+use super::world::{World, changes, limits};
 use super::{CALM, check, pass, resting, sides};
 use crate::{Face, Health, Limits, Mode, Settings};
 
@@ -147,26 +147,12 @@ fn a_lower_limit_lets_those_in_who_were_promised_a_unit_before() {
     );
 }
 
-/// What happens around the pool, and what the admin changes.
-#[derive(Debug, Clone)]
-enum Change {
-    World(Event),
-    Configure(Settings),
-}
-
 fn settings() -> impl Strategy<Value = Settings> {
     (prop::sample::select(&Mode::ALL[..]), limits()).prop_map(|(mode, limits)| Settings {
         mode,
         limits,
         ..Settings::default()
     })
-}
-
-fn change() -> impl Strategy<Value = Change> {
-    prop_oneof![
-        6 => event().prop_map(Change::World),
-        1 => settings().prop_map(Change::Configure),
-    ]
 }
 
 /// Ids and devices that each face shows of free units.
@@ -181,23 +167,10 @@ proptest! {
     #[test]
     fn whatever_mode_and_limits_change_to_nobody_who_was_promised_a_unit_fails(
         gpus in 1_u32..6,
-        changes in prop::collection::vec(change(), 1..40),
+        changes in changes(settings()),
         last in settings(),
     ) {
-        let mut world = World::new(gpus, Limits::default());
-        for change in changes.iter().chain([&Change::Configure(last.clone())]) {
-            match change {
-                Change::World(event) => world.play(event),
-                Change::Configure(settings) => {
-                    let settings = settings.clone();
-                    world.daemon.act(|t| t.configure(settings));
-                    world.tell();
-                }
-            }
-            invariant_sides(&world);
-        }
-        serve_all(&mut world);
-        world.end_all();
+        let world = World::after(gpus, &changes, &last);
         let [counted, claimable] = shown(&world);
         let all = usize::try_from(gpus).unwrap();
         let sides = sides(&world.daemon);

@@ -44,6 +44,24 @@ pub(super) fn event() -> impl Strategy<Value = Event> {
     ]
 }
 
+/// What happens around the pool, and what the admin changes.
+#[derive(Debug, Clone)]
+pub(super) enum Change {
+    World(Event),
+    Configure(Settings),
+}
+
+/// Histories in which the admin chooses other settings now and then.
+pub(super) fn changes(
+    settings: impl Strategy<Value = Settings>,
+) -> impl Strategy<Value = Vec<Change>> {
+    let change = prop_oneof![
+        6 => event().prop_map(Change::World),
+        1 => settings.prop_map(Change::Configure),
+    ];
+    prop::collection::vec(change, 1..40)
+}
+
 /// A world of schedulers that believe what is shown: they place pods by the count and claims by the taints.
 pub(super) struct World {
     pub(super) daemon: Daemon,
@@ -75,6 +93,25 @@ impl World {
             serial: 0,
             read,
         }
+    }
+
+    /// One that all of this happened to, with these settings at last, and in which everything has ended. On the way
+    /// nobody fails who was promised a unit.
+    pub(super) fn after(gpus: u32, changes: &[Change], last: &Settings) -> Self {
+        let mut world = Self::new(gpus, Limits::default());
+        for change in changes.iter().chain([&Change::Configure(last.clone())]) {
+            match change {
+                Change::World(event) => world.play(event),
+                Change::Configure(settings) => {
+                    world.daemon.act(|t| t.configure(settings.clone()));
+                    world.tell();
+                }
+            }
+            invariant_sides(&world);
+        }
+        serve_all(&mut world);
+        world.end_all();
+        world
     }
 
     pub(super) fn tell(&mut self) {
