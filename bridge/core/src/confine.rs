@@ -45,15 +45,20 @@ impl Pool {
         }
     }
 
+    /// The faces that may offer a unit, by the rules; none may one that is not known.
+    fn faces_of(&self, unit: &UnitId) -> Faces {
+        let record = self.judged(unit);
+        record.map_or(Faces::NONE, |record| self.settings.faces_of(record))
+    }
+
     /// Whether the rules let a face offer a unit.
     pub(crate) fn may_show(&self, unit: &UnitId, face: Face) -> bool {
-        let record = self.judged(unit);
-        record.is_some_and(|record| self.settings.faces_of(record).allows(face))
+        self.faces_of(unit).allows(face)
     }
 
     /// Whether the rules leave a unit to nobody.
     pub(crate) fn is_excluded(&self, unit: &UnitId) -> bool {
-        !self.may_show(unit, Face::Legacy) && !self.may_show(unit, Face::Dra)
+        self.faces_of(unit) == Faces::NONE
     }
 
     /// The face that a unit is for alone, since a rule says so.

@@ -68,25 +68,35 @@ impl DeviceRule {
     }
 }
 
-/// Whether a text is like a pattern, letters of either case being the same.
+/// Whether a text is like a pattern, letters of either case being the same. Each decision asks it of every unit, so it
+/// keeps nothing but two places.
 fn is_like(text: &str, pattern: &str) -> bool {
-    let letters = |text: &str| -> Vec<char> { text.to_lowercase().chars().collect() };
-    let (text, pattern) = (letters(text), letters(pattern));
-    // The prefixes of the text that the pattern so far is like.
-    let mut like = vec![false; text.len() + 1];
-    like[0] = true;
-    for wanted in pattern {
-        let before = like.clone();
-        for length in 0..=text.len() {
-            let shorter = length.checked_sub(1);
-            like[length] = match wanted {
-                '*' => before[length] || shorter.is_some_and(|shorter| like[shorter]),
-                '?' => shorter.is_some_and(|shorter| before[shorter]),
-                letter => shorter.is_some_and(|shorter| before[shorter] && text[shorter] == letter),
-            };
+    let same = |one: char, other: char| one.to_lowercase().eq(other.to_lowercase());
+    let (mut text, mut pattern) = (text.chars(), pattern.chars());
+    // What comes after the last star, and where in the text what that stands for ends.
+    let mut star = None;
+    loop {
+        let here = text.clone();
+        match (pattern.next(), text.next()) {
+            (None, None) => return true,
+            (Some('*'), _) => {
+                star = Some((pattern.clone(), here.clone()));
+                text = here;
+            }
+            (Some('?'), Some(_)) => {}
+            (Some(wanted), Some(letter)) if same(wanted, letter) => {}
+            // The star stands for one character more.
+            (Some(_) | None, Some(_) | None) => {
+                let Some((after, end)) = &mut star else {
+                    return false;
+                };
+                if end.next().is_none() {
+                    return false;
+                }
+                (pattern, text) = (after.clone(), end.clone());
+            }
         }
     }
-    like[text.len()]
 }
 
 #[cfg(test)]
@@ -107,6 +117,9 @@ mod tests {
             ("**HBM3**", true),
             ("", false),
             ("NVIDIA H100 80GB HBM3?", false),
+            ("*0*GB*3", true),
+            ("*00*00*", false),
+            ("*HBM", false),
         ] {
             assert_eq!(is_like(name, pattern), expected, "{pattern}");
         }
