@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use serde_yaml::Value;
+use serde_yaml::{Mapping, Value};
 
 use super::hint::meant;
 use super::keys::{
@@ -168,22 +168,12 @@ impl<'a> Reader<'a> {
     /// the keys that hold everywhere is not told again.
     fn profiles(&mut self, value: &'a Value, told: &[Amiss], document: &mut Document) {
         let path = ["profiles".to_owned()];
-        let profiles = match value {
-            Value::Null => return,
-            Value::Mapping(profiles) => profiles,
-            Value::Bool(_)
-            | Value::Number(_)
-            | Value::String(_)
-            | Value::Sequence(_)
-            | Value::Tagged(_) => {
-                let why = "names of profiles are expected here, each with keys below it";
-                return self.mistake(&path, value, why.to_owned());
-            }
+        let expected = "names of profiles are expected here, each with keys below it";
+        let Some(profiles) = self.mapping(&path, value, expected) else {
+            return;
         };
-        if profiles.len() > PROFILES_MAX {
-            let many = profiles.len();
-            let why = format!("{many} profiles are more than the {PROFILES_MAX} allowed");
-            return self.mistake(&path, value, why);
+        if self.is_too_long(&path, value, profiles.len(), (PROFILES_MAX, "profiles")) {
+            return;
         }
         for (name, keys) in profiles {
             let shown = name.as_str().map_or_else(|| shown(name), cut);
@@ -210,20 +200,12 @@ impl<'a> Reader<'a> {
 
     /// Takes a value behind which further keys are expected. Nothing at all is as good as no keys.
     fn group(&mut self, path: &[String], value: &'a Value) {
-        let keys = match value {
-            Value::Null => return,
-            Value::Mapping(keys) => keys,
-            Value::Bool(_)
-            | Value::Number(_)
-            | Value::String(_)
-            | Value::Sequence(_)
-            | Value::Tagged(_) => {
-                return self.mistake(path, value, "keys and values are expected here".to_owned());
-            }
+        let expected = "keys and values are expected here";
+        let Some(keys) = self.mapping(path, value, expected) else {
+            return;
         };
         for (key, value) in keys {
-            let mut path = path.to_vec();
-            path.push(key.as_str().map_or_else(|| shown(key), cut));
+            let path = below(path, key.as_str().map_or_else(|| shown(key), cut));
             let name = path[self.top.len()..].join(".");
             match keys::find(&name).map(|key| key.shape) {
                 None => self.unknown(&name, &path, value),
@@ -286,43 +268,21 @@ impl<'a> Reader<'a> {
     }
 
     fn names(&mut self, path: &[String], value: &Value) {
-        let Value::Sequence(names) = value else {
-            let why = "a list of process names is expected, such as [dcgm-exporter]";
-            return self.mistake(path, value, why.to_owned());
-        };
-        if names.len() > NAMES_MAX {
-            let why = format!(
-                "{} names are more than the {NAMES_MAX} allowed",
-                names.len()
-            );
-            self.mistake(path, value, why);
-        }
+        let expected = "a list of process names is expected, such as [dcgm-exporter]";
+        let names = self.members(path, value, expected, (NAMES_MAX, "names"));
         // A profile's list takes the place of the other.
         self.config.ignore_processes.clear();
         for (index, name) in names.iter().enumerate() {
             match process_name(name) {
                 Ok(name) => self.config.ignore_processes.push(name),
-                Err(why) => {
-                    let mut path = path.to_vec();
-                    path.push(index.to_string());
-                    self.mistake(&path, name, why);
-                }
+                Err(why) => self.mistake(&below(path, index.to_string()), name, why),
             }
         }
     }
 
     fn devices(&mut self, path: &[String], value: &Value) {
-        let Value::Sequence(rules) = value else {
-            let why = "a list of rules is expected, such as [{index: 0, faces: [dra]}]";
-            return self.mistake(path, value, why.to_owned());
-        };
-        if rules.len() > RULES_MAX {
-            let why = format!(
-                "{} rules are more than the {RULES_MAX} allowed",
-                rules.len()
-            );
-            self.mistake(path, value, why);
-        }
+        let expected = "a list of rules is expected, such as [{index: 0, faces: [dra]}]";
+        let rules = self.members(path, value, expected, (RULES_MAX, "rules"));
         self.config.settings.devices.clear();
         for (index, rule) in rules.iter().enumerate() {
             let wrong = match devices::rule(rule) {
@@ -333,13 +293,65 @@ impl<'a> Reader<'a> {
                 Err(wrong) => wrong,
             };
             for (key, why) in wrong {
-                let mut path = path.to_vec();
-                path.push(index.to_string());
+                let mut path = below(path, index.to_string());
                 let value = key.as_ref().and_then(|key| rule.get(key));
                 path.extend(key);
                 self.mistake(&path, value.unwrap_or(rule), why);
             }
         }
+    }
+
+    /// Keys with what is behind each; `None`: there is nothing, or something else.
+    fn mapping(
+        &mut self,
+        path: &[String],
+        value: &'a Value,
+        expected: &str,
+    ) -> Option<&'a Mapping> {
+        match value {
+            Value::Mapping(keys) => Some(keys),
+            Value::Null => None,
+            Value::Bool(_)
+            | Value::Number(_)
+            | Value::String(_)
+            | Value::Sequence(_)
+            | Value::Tagged(_) => {
+                self.mistake(path, value, expected.to_owned());
+                None
+            }
+        }
+    }
+
+    /// The members of a list, too many or not; none of what is no list.
+    fn members<'v>(
+        &mut self,
+        path: &[String],
+        value: &'v Value,
+        expected: &str,
+        most: (usize, &str),
+    ) -> &'v [Value] {
+        let Value::Sequence(members) = value else {
+            self.mistake(path, value, expected.to_owned());
+            return &[];
+        };
+        self.is_too_long(path, value, members.len(), most);
+        members
+    }
+
+    /// Whether there are more than may be, which is a mistake. `most`: how many may be, and of what.
+    fn is_too_long(
+        &mut self,
+        path: &[String],
+        value: &Value,
+        length: usize,
+        (most, what): (usize, &str),
+    ) -> bool {
+        let is_too_long = length > most;
+        if is_too_long {
+            let why = format!("{length} {what} are more than the {most} allowed");
+            self.mistake(path, value, why);
+        }
+        is_too_long
     }
 
     fn amiss(&mut self, amiss: &Amiss) {
@@ -375,6 +387,13 @@ impl<'a> Reader<'a> {
             why,
         });
     }
+}
+
+/// The place of a key or a member.
+fn below(path: &[String], part: String) -> Vec<String> {
+    let mut path = path.to_vec();
+    path.push(part);
+    path
 }
 
 /// What no single key is to blame for.
