@@ -137,7 +137,7 @@ fn profile_of(kept: &str) -> Option<String> {
 ///
 /// # Errors
 /// The text is not good, and no good one was kept.
-pub async fn begin<L: Future<Output = (Label, String)>>(
+pub async fn begin<L: Future<Output = Result<Option<String>, String>>>(
     origin: &Path,
     text: io::Result<String>,
     kept: &Path,
@@ -167,8 +167,8 @@ pub async fn begin<L: Future<Output = (Label, String)>>(
             return Ok(current);
         }
         match label().await {
-            (Label::Known(known), _) => profile = known,
-            (Label::Unknown, why) => {
+            Ok(known) => profile = known,
+            Err(why) => {
                 let why = format!("the label {LABEL} of this node can't be read: {why}");
                 return Ok(Current {
                     document: Arc::new(document),
@@ -178,17 +178,14 @@ pub async fn begin<L: Future<Output = (Label, String)>>(
             }
         }
     }
-    let config = match document.choose(profile.as_deref()) {
-        Ok(config) => config.clone(),
-        Err(known) => {
-            let error = no_profile(origin, profile.as_deref(), &known);
-            return rejected(error, kept, seen);
-        }
-    };
+    let config = document
+        .choose(profile.as_deref())
+        .map_err(|known| no_profile(origin, profile.as_deref(), &known))?
+        .clone();
     tell_remarks(&document);
     Ok(Current {
         config: Arc::new(config),
-        profile: profile.filter(|_| !document.profiles.is_empty()),
+        profile,
         document: Arc::new(document),
         seen,
         generation: 1,
@@ -327,12 +324,11 @@ impl<K: Fn(&str)> Taker<K> {
             // Who told it has ended, and says so itself.
             return std::future::pending().await;
         }
-        let (document, seen) = {
-            let current = self.current.borrow();
-            (Document::clone(&current.document), current.seen.clone())
-        };
-        let is_good = matches!(&seen, Some(Ok(text)) if load::interpret(&self.origin, Ok(text.clone())).is_ok());
-        if is_good && !document.profiles.is_empty() {
+        let seen = self.current.borrow().seen.clone();
+        if let Some(Ok(text)) = &seen
+            && let Ok(document) = load::interpret(&self.origin, Ok(text.clone()))
+            && !document.profiles.is_empty()
+        {
             self.choose(document, seen);
         }
     }

@@ -5,7 +5,6 @@
 //! last good text is kept on the node, so none of it matters to a restart either.
 
 use std::path::Path;
-use std::time::Duration;
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{Api, Client};
@@ -14,16 +13,9 @@ use tokio_util::sync::CancellationToken;
 
 use super::live::{self, Current, Lack, Taker};
 use super::load::{self, Error};
-use super::profile;
+use super::profile::{self, EVENT_BOUND};
 use super::{KEY, MapName, Source};
-use crate::follow::{self, Event, Lists, Trouble, UNKNOWN_AFTER, chain};
-
-/// How long the server may take at a first start, before the daemon goes on without a configuration. With a last good
-/// one nothing is waited for.
-const FIRST_ANSWER: Duration = Duration::from_secs(5);
-
-/// Events of one object that wait for this task, which takes each at once.
-const EVENT_BOUND: usize = 4;
+use crate::follow::{self, Event, Lists, Trouble, UNKNOWN_AFTER};
 
 /// What holds at the start: the last good text, or what the ConfigMap says now. Where neither is to be had nothing is
 /// offered, since nobody knows what an admin wants here, and what runs is served.
@@ -45,20 +37,18 @@ pub async fn at_start(
         return Ok(current);
     }
     let api = Api::<ConfigMap>::namespaced(client.clone(), &map.namespace);
-    let asked = tokio::time::timeout(FIRST_ANSWER, api.get_opt(&map.name)).await;
-    let why = match asked {
-        Ok(Ok(found)) => match text_of(map, found) {
-            Ok(text) => {
-                let origin = Source::ConfigMap(map.clone()).origin();
-                let label = || profile::read(client, node);
-                return live::begin(&origin, load::check_size(text), kept, label).await;
-            }
-            Err(why) => why,
-        },
-        Ok(Err(error)) => unreadable(map, &chain(&error)),
-        Err(_) => unreadable(map, "the API server does not answer"),
-    };
-    Ok(Current::never_read(why))
+    let found = profile::first_answer(api.get_opt(&map.name)).await;
+    let text = found
+        .map_err(|why| unreadable(map, &why))
+        .and_then(|found| text_of(map, found));
+    match text {
+        Ok(text) => {
+            let origin = Source::ConfigMap(map.clone()).origin();
+            let label = || profile::read(client, node);
+            live::begin(&origin, load::check_size(text), kept, label).await
+        }
+        Err(why) => Ok(Current::never_read(why)),
+    }
 }
 
 /// Follows the ConfigMap until it is told to stop.

@@ -16,11 +16,12 @@ use crate::follow::{self, Event, Lists, UNKNOWN_AFTER, chain};
 /// The label whose value is the name of a profile.
 pub const LABEL: &str = "gpu-bridge.dev/profile";
 
-/// How long the server may take at a first start. With a last good configuration nothing is waited for.
+/// How long the server may take at a first start, before the daemon goes on without a configuration. With a last good
+/// one nothing is waited for.
 const FIRST_ANSWER: Duration = Duration::from_secs(5);
 
-/// Events of one object that wait for this task, which takes each at once.
-const EVENT_BOUND: usize = 4;
+/// Events of one object that wait for the task that follows it, which takes each at once.
+pub(super) const EVENT_BOUND: usize = 4;
 
 /// What is known of the label.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -32,13 +33,24 @@ pub enum Label {
     Known(Option<String>),
 }
 
-/// Reads the label once; [`Label::Unknown`], with words, if that fails.
-pub async fn read(client: &Client, node: &str) -> (Label, String) {
+/// Reads the label once, at a first start; `None`: the Node has no such label, or an empty one.
+///
+/// # Errors
+/// It can't be read: why, in words.
+pub async fn read(client: &Client, node: &str) -> Result<Option<String>, String> {
     let api = Api::<Node>::all(client.clone());
-    match tokio::time::timeout(FIRST_ANSWER, api.get(node)).await {
-        Ok(Ok(node)) => (Label::Known(profile_of(&node)), String::new()),
-        Ok(Err(error)) => (Label::Unknown, chain(&error)),
-        Err(_) => (Label::Unknown, "the API server does not answer".to_owned()),
+    first_answer(api.get(node))
+        .await
+        .map(|node| profile_of(&node))
+}
+
+/// What the server answers at a first start, or in words why it does not.
+pub(super) async fn first_answer<T>(
+    asked: impl Future<Output = kube::Result<T>>,
+) -> Result<T, String> {
+    match tokio::time::timeout(FIRST_ANSWER, asked).await {
+        Ok(answer) => answer.map_err(|error| chain(&error)),
+        Err(_) => Err("the API server does not answer".to_owned()),
     }
 }
 
