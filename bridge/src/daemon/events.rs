@@ -46,7 +46,7 @@ impl Faces<'_> {
             news: handle.news(),
             mode: handle.status().borrow().settings.mode,
             bypassed: false,
-            told: [None; TOLD.len()],
+            told: [false; TOLD.len()],
             owed: Vec::new(),
             claims,
             pods,
@@ -69,8 +69,8 @@ struct Teller {
     mode: Mode,
     /// Whether a claim stands for a count, in a mode in which counts are served as such.
     bypassed: bool,
-    /// The reasons of [`TOLD`] that stand now.
-    told: [Option<&'static str>; TOLD.len()],
+    /// Which reasons of [`TOLD`] stand now.
+    told: [bool; TOLD.len()],
     /// Claims whose pods were not known yet when they lost a GPU.
     owed: Vec<Owed>,
     claims: watch::Receiver<Option<Claims>>,
@@ -115,9 +115,9 @@ impl Teller {
                     let all = conditions.borrow_and_update();
                     for (place, (name, reason)) in TOLD.into_iter().enumerate() {
                         let Some(condition) = all.get(&name) else { continue };
-                        let stands = condition.met.reason().filter(|it| *it == reason);
+                        let stands = condition.met.reason() == Some(reason);
                         let before = std::mem::replace(&mut self.told[place], stands);
-                        if stands.is_some() && before.is_none() {
+                        if stands && !before {
                             self.warn_node(reason, condition.message.clone());
                         }
                     }
