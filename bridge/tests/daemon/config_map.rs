@@ -1,13 +1,12 @@
 //! The configuration from a ConfigMap at the API server: `--config-map`.
 
-use std::cell::Cell;
 use std::time::{Duration, Instant};
 
-use serde_json::{Value, json};
+use serde_json::json;
 
-use crate::live::{config_says, mode_is};
+use crate::live::{config_says, mode_is, restarted_says};
 use crate::modes::shows;
-use crate::world::{MAP, SOON, World, proof, until};
+use crate::world::{MAP, SOON, World, calm, proof, until};
 
 /// A daemon that has written nothing for so long after its start has nothing more to write: it writes at once.
 const AT_REST: Duration = Duration::from_secs(2);
@@ -32,33 +31,12 @@ impl World {
     /// `legacy` has not, and that it may have shown until it knew what runs here.
     async fn is_at_rest(&self) {
         self.counts("4").await;
-        let last = Cell::new((self.changes(), Instant::now()));
-        until("nothing is written any more", SOON, async || {
-            let (changes, since) = last.get();
-            let now = self.changes();
-            if now != changes {
-                last.set((now, Instant::now()));
-            }
-            now == changes && self.slice().is_none() && since.elapsed() >= AT_REST
+        until("there is no slice", SOON, async || {
+            let what = "nothing is written any more";
+            calm(what, AT_REST, async || self.writes()).await;
+            self.slice().is_none()
         })
         .await;
-    }
-
-    /// How often it was tried to change one of the objects that others go by.
-    fn changes(&self) -> u64 {
-        let verbs = ["create", "update", "patch", "delete"].into_iter();
-        let objects = ["configmaps", "nodes", "nodes/status", "resourceslices"];
-        let pairs = verbs.flat_map(|verb| objects.map(|object| (verb, object)));
-        pairs
-            .map(|(verb, object)| self.api.count(verb, object))
-            .sum()
-    }
-
-    /// What the ConfigMap has is something else.
-    fn put_map(&self, data: &Value) {
-        let metadata = json!({"namespace": MAP.0, "name": MAP.1});
-        self.api
-            .put("configmaps", json!({"metadata": metadata, "data": data}));
     }
 }
 
@@ -102,10 +80,7 @@ async fn a_config_map_with_mistakes_or_without_the_key_or_gone_changes_nothing()
     config_says(&world, &["there is no ConfigMap", last_good]).await;
     shows(&world, 3, &["gpu-0"]).await;
     // Nor does a restart.
-    world.stop_daemon().await;
-    world.start_daemon();
-    world.ready().await;
-    config_says(&world, &["there is no ConfigMap", last_good]).await;
+    restarted_says(&mut world, &["there is no ConfigMap", last_good]).await;
     shows(&world, 3, &["gpu-0"]).await;
     world.configure_map("mode: legacy\n");
     config_says(&world, &["is in force"]).await;
@@ -151,7 +126,7 @@ async fn an_edit_that_means_the_same_writes_nothing() {
         let generation = world.status().await["generation"].clone();
         let kept = std::fs::metadata(world.state_dir().join("config.last-good.yaml"));
         (
-            world.changes(),
+            world.writes(),
             generation,
             kept.unwrap().modified().unwrap(),
         )

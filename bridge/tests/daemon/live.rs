@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use crate::modes::shows;
-use crate::world::{SOON, World, until};
+use crate::world::{RESOURCE, SOON, World, pod_uid, until};
 
 /// Waits until the condition of the configuration says all of this.
 pub(crate) async fn config_says(world: &World, words: &[&str]) {
@@ -15,6 +15,14 @@ pub(crate) async fn config_says(world: &World, words: &[&str]) {
             .is_some_and(|(ok, message)| ok && words.iter().all(|word| message.contains(word)))
     })
     .await;
+}
+
+/// Starts the daemon anew, and waits until the condition says all of this again.
+pub(crate) async fn restarted_says(world: &mut World, words: &[&str]) {
+    world.stop_daemon().await;
+    world.start_daemon();
+    world.ready().await;
+    config_says(world, words).await;
 }
 
 pub(crate) async fn mode_is(world: &World, mode: &str) {
@@ -121,10 +129,7 @@ async fn a_file_with_mistakes_changes_nothing_and_says_all_of_them_until_it_is_m
     config_says(&world, &told).await;
     shows(&world, 3, &["gpu-0"]).await;
     // Not even a restart makes the node lose its GPUs over it.
-    world.stop_daemon().await;
-    world.start_daemon();
-    world.ready().await;
-    config_says(&world, &told).await;
+    restarted_says(&mut world, &told).await;
     shows(&world, 3, &["gpu-0"]).await;
     world.configure("mode: legacy\n");
     config_says(&world, &["config.yaml is in force"]).await;
@@ -150,4 +155,26 @@ async fn what_is_watched_follows_the_configuration_too() {
     demand(&world, "offers.demand is turns").await;
     world.has("ApiServerReachable").await;
     world.run_counted("b", 1).await;
+}
+
+#[tokio::test]
+async fn whose_processes_count_and_what_containers_are_told_follow_the_configuration_too() {
+    let mut world = World::configured(4, "mode: legacy\n").await;
+    let gpu = world.gpu("gpu-0").uuid;
+    world.run_counted("a", 1).await;
+    assert_eq!(world.counted_devices("a").len(), 1);
+    world.end_pod("a").await;
+    world.start_process(&gpu, 100, "");
+    shows(&world, 3, &[]).await;
+    world.configure(
+        "mode: legacy\nignoreProcesses: [python]\ndevicePlugin: {deviceListStrategy: envvar}\n",
+    );
+    shows(&world, 4, &[]).await;
+    world.run_counted("b", 1).await;
+    assert!(world.counted_devices("b").is_empty());
+    let told = world.kubelet().answer(&pod_uid("b"), "main", RESOURCE);
+    assert_eq!(
+        told.unwrap().envs["NVIDIA_VISIBLE_DEVICES"],
+        world.ids("b")[0]
+    );
 }

@@ -219,10 +219,15 @@ impl World {
     /// Writes the configuration into a ConfigMap at the API server: what follows the `apiVersion`.
     pub(crate) fn configure_map(&mut self, rest: &str) {
         let text = format!("apiVersion: gpu-bridge.dev/v1alpha1\n{rest}");
-        let metadata = json!({"namespace": MAP.0, "name": MAP.1});
-        let map = json!({"metadata": metadata, "data": {"config.yaml": text}});
-        self.api.put("configmaps", map);
+        self.put_map(&json!({"config.yaml": text}));
         self.read_map();
+    }
+
+    /// Writes what that ConfigMap has.
+    pub(crate) fn put_map(&self, data: &Value) {
+        let metadata = json!({"namespace": MAP.0, "name": MAP.1});
+        self.api
+            .put("configmaps", json!({"metadata": metadata, "data": data}));
     }
 
     /// The next daemon reads that ConfigMap, be it there or not.
