@@ -7,7 +7,6 @@
 //! While another daemon on the node owns the ledger, this one waits for it (`succession`), and gives it to the next
 //! one (`reign`).
 
-mod client;
 mod conditions;
 mod doctor;
 mod events;
@@ -51,10 +50,8 @@ use crate::config::live::Current;
 use crate::inventory::{self, Scan};
 use crate::metrics::{Metrics, NvmlCall};
 use crate::store::{self, Loaded, Store};
-use crate::{device_plugin, dra, usage};
+use crate::{client, device_plugin, dra, usage};
 
-pub use self::client::Wrong as WrongKubeconfig;
-use self::client::client;
 pub use self::doctor::{Advice, Finding, Level, examine};
 pub use self::nodes::{NodePage, NodeState, Share, all_nodes};
 pub use self::preview::{Foresight, Preview, preview};
@@ -78,7 +75,7 @@ type Tasks = JoinSet<Ended>;
 pub async fn run(options: RunOptions) -> anyhow::Result<()> {
     let started = Instant::now();
     let mut signals = Signals::new()?;
-    let client = client(options.kubeconfig.as_deref()).await?;
+    let client = client::of_daemon(options.kubeconfig.as_deref()).await?;
     let (current, config) = watch::channel(settings::read(&options, &client).await?);
     store::make_folder(&options.state_dir)?;
     let nvml = start_nvml(&options)?;

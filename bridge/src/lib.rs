@@ -12,6 +12,7 @@ pub mod admin;
 pub mod arbiter;
 pub mod cdi;
 pub mod cli;
+pub mod client;
 pub mod config;
 pub mod daemon;
 pub mod device_plugin;

@@ -9,11 +9,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// Modules of `bridge/src`, and which others each may import. The table of ARCHITECTURE.md, as data.
-const MODULES: [(&str, &[&str]); 18] = [
+const MODULES: [(&str, &[&str]); 19] = [
     // The verbs `ledger` and `check-config` read one file each, without a daemon.
-    ("cli", &["daemon", "admin", "store", "config", "migrate"]),
+    (
+        "cli",
+        &["daemon", "admin", "client", "store", "config", "migrate"],
+    ),
     // What the verbs `plan` and `switch` do, without a daemon.
-    ("migrate", &["admin", "config", "follow"]),
+    ("migrate", &["admin", "client", "config", "dra", "usage"]),
     (
         "daemon",
         &[
@@ -21,6 +24,7 @@ const MODULES: [(&str, &[&str]); 18] = [
             "arbiter",
             "cdi",
             "cli",
+            "client",
             "config",
             "device_plugin",
             "dra",
@@ -48,6 +52,7 @@ const MODULES: [(&str, &[&str]); 18] = [
     ("dra", &["arbiter", "follow", "uds", "metrics"]),
     // List and watch of whatever kind: it names no object.
     ("follow", &[]),
+    ("client", &["follow"]),
     ("usage", &["arbiter", "follow", "uds"]),
     ("rivals", &["arbiter", "uds"]),
     ("uds", &[]),

@@ -36,9 +36,9 @@ pub use status::StatusArgs;
 pub use switch::SwitchArgs;
 
 use crate::admin::ClientError;
+use crate::client::{self, Wrong as WrongKubeconfig};
 use crate::config;
-use crate::daemon::WrongKubeconfig;
-use crate::migrate::{ClusterError, SwitchError};
+use crate::migrate::SwitchError;
 use crate::store::InspectError;
 
 /// Exit code of a verb that failed while it ran.
@@ -127,9 +127,6 @@ pub enum Error {
     /// The daemon could not be asked.
     #[error("no status")]
     Status(#[from] ClientError),
-    /// The nodes of the cluster could not be looked at.
-    #[error("no status of the nodes")]
-    Nodes(#[source] anyhow::Error),
     /// The daemon says no, or nothing.
     #[error("the probe failed")]
     Probe(#[source] ClientError),
@@ -158,7 +155,7 @@ pub enum Error {
     Config(#[from] config::Error),
     /// The API server could not be asked.
     #[error(transparent)]
-    Cluster(#[from] ClusterError),
+    Cluster(#[from] client::Error),
     /// Nothing was switched, or it can't be seen how far it is.
     #[error(transparent)]
     Switch(#[from] SwitchError),
@@ -182,7 +179,6 @@ impl Error {
             }
             Self::Daemon(_)
             | Self::Status(_)
-            | Self::Nodes(_)
             | Self::Probe(_)
             | Self::Unwell(_)
             | Self::Ledger(_)

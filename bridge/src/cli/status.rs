@@ -59,8 +59,7 @@ impl StatusArgs {
     /// answer can't be written. With `--all-nodes`: the API server does not show what is needed.
     pub(super) async fn execute(self, out: &mut impl Write) -> Result<(), super::Error> {
         if self.all_nodes {
-            let nodes = daemon::all_nodes(self.kubeconfig.as_deref()).await;
-            let nodes = nodes.map_err(super::Error::Nodes)?;
+            let nodes = daemon::all_nodes(self.kubeconfig.as_deref()).await?;
             return Ok(out.write_all(self.of_all(&nodes).as_bytes())?);
         }
         let socket = self.socket.clone().path();

@@ -6,29 +6,19 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
 use std::path::Path;
-use std::time::Duration;
 
-use anyhow::{Context as _, bail};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::resource::v1::{Device, ResourceClaim, ResourceSlice};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::api::{Api, ListParams};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tokio::time::timeout;
 
-use super::client::client;
+use crate::client;
 use crate::device_plugin::RESOURCE;
-use crate::dra::DRIVER;
-use crate::dra::slices::MODE_ANNOTATION;
+use crate::dra::slices::{MODE_ANNOTATION, is_open};
+use crate::dra::{self, DRIVER};
 use crate::usage;
-
-/// How long the API server may take for one page: a large cluster has some ten thousand pods, in pages.
-const PATIENCE: Duration = Duration::from_secs(30);
-/// Objects per page.
-const PAGE_SIZE: u32 = 500;
-/// Pages of one kind that are read: five million objects. A server that never comes to an end is not followed.
-const PAGES: usize = 10_000;
 
 /// What the API says of a node with GPUs. Fields are added, never renamed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -81,72 +71,29 @@ impl NodeState {
     }
 }
 
-/// Reads all of it, with the caller's credentials: by the kubeconfig, or else as kubectl finds its own, or else by the
-/// service account of a pod. Needs the right to list nodes, pods, resourceclaims and resourceslices.
+/// Reads all of it, with the caller's credentials. Needs the right to list nodes, pods, resourceclaims and
+/// resourceslices.
 ///
 /// # Errors
 /// There are no credentials, or the API server does not show what is needed.
-pub async fn all_nodes(kubeconfig: Option<&Path>) -> anyhow::Result<Vec<NodePage>> {
-    let client = match kubeconfig {
-        Some(path) => client(Some(path)).await?,
-        None => found_client().await?,
-    };
-    let nodes = every::<Node, _>(&client, "nodes", Some).await?;
-    let slices = every(&client, "resourceslices", ours).await?;
-    let allocated = every(&client, "resourceclaims", |claim| Some(devices(&claim))).await?;
-    let counted = every(&client, "pods", |pod| asked_of(&pod)).await?;
+pub async fn all_nodes(kubeconfig: Option<&Path>) -> Result<Vec<NodePage>, client::Error> {
+    let client = client::of_caller(kubeconfig).await?;
+    let nodes = every(&client, Some::<Node>).await?;
+    let slices = every(&client, ours).await?;
+    let allocated = every(&client, |claim| Some(devices(&claim))).await?;
+    let counted = every(&client, |pod| asked_of(&pod)).await?;
     Ok(pages(nodes, slices, allocated, counted))
-}
-
-/// By KUBECONFIG, by `~/.kube/config`, or by a service account. What is wrong with one of these files is not told: a
-/// parser quotes what it stumbles over, which may be a token.
-async fn found_client() -> anyhow::Result<kube::Client> {
-    let found = kube::Config::infer().await.ok();
-    let Some(config) = found else {
-        bail!(
-            "no credentials for a cluster: neither KUBECONFIG nor ~/.kube/config is a kubeconfig that can be used, and \
-             this is no pod with a service account; see what `kubectl config view` says, or give --kubeconfig"
-        );
-    };
-    match kube::Client::try_from(config) {
-        Ok(client) => Ok(client),
-        Err(_says_what_it_was_given) => {
-            bail!(
-                "the credentials of the kubeconfig can't be used: see what `kubectl get nodes` says"
-            )
-        }
-    }
 }
 
 /// All objects of a kind, as far as they are of use.
 async fn every<K, T>(
     client: &kube::Client,
-    what: &'static str,
     keep: impl Fn(K) -> Option<T>,
-) -> anyhow::Result<Vec<T>>
+) -> Result<Vec<T>, client::Error>
 where
     K: kube::Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
 {
-    let api: Api<K> = Api::all(client.clone());
-    let mut kept = Vec::new();
-    let mut from = None;
-    for _ in 0..PAGES {
-        let mut list = ListParams::default().limit(PAGE_SIZE);
-        list.continue_token = from;
-        let page = timeout(PATIENCE, api.list(&list)).await;
-        let page = page
-            .with_context(|| format!("no answer within {} s", PATIENCE.as_secs()))
-            .and_then(|answer| Ok(answer?))
-            .with_context(|| {
-                format!("{what} can't be listed: see `kubectl auth can-i list {what} -A`")
-            })?;
-        from = page.metadata.continue_.filter(|token| !token.is_empty());
-        kept.extend(page.items.into_iter().filter_map(&keep));
-        if from.is_none() {
-            return Ok(kept);
-        }
-    }
-    bail!("{what}: the API server has more than {PAGES} pages of them")
+    client::every(&Api::all(client.clone()), ListParams::default(), keep).await
 }
 
 /// A slice of our driver.
@@ -156,13 +103,7 @@ fn ours(slice: ResourceSlice) -> Option<ResourceSlice> {
 
 /// Pool and device of each GPU that a claim owns; who only looks on owns none.
 fn devices(claim: &ResourceClaim) -> Vec<(String, String)> {
-    let status = claim.status.as_ref();
-    let allocation = status.and_then(|status| status.allocation.as_ref());
-    let devices = allocation.and_then(|allocation| allocation.devices.as_ref());
-    let results = devices.and_then(|devices| devices.results.as_ref());
-    let owned = results.into_iter().flatten();
-    let owned = owned.filter(|it| it.driver == DRIVER && it.admin_access != Some(true));
-    owned
+    dra::claims::owned(claim)
         .map(|it| (it.pool.clone(), it.device.clone()))
         .collect()
 }
@@ -245,12 +186,6 @@ fn page(
             free: number(listed.filter(is_free).count()),
         },
     })
-}
-
-/// Whether a device has no taint that keeps claims off.
-fn is_open(device: &Device) -> bool {
-    let mut taints = device.taints.iter().flatten();
-    !taints.any(|taint| ["NoSchedule", "NoExecute"].contains(&taint.effect.as_str()))
 }
 
 fn state(node: &Node) -> NodeState {

@@ -8,14 +8,14 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Faces, OnDisk, RunOptions, Tasks, client, handout, process_probe, roots, settings, start_feeds,
+    Faces, OnDisk, RunOptions, Tasks, handout, process_probe, roots, settings, start_feeds,
     start_nvml, start_scans,
 };
 use crate::admin::Conditions;
 use crate::arbiter::Rehearsal;
 use crate::cdi::CdiFiles;
 use crate::metrics::Metrics;
-use crate::{store, usage};
+use crate::{client, store, usage};
 
 /// How long the sources may take to answer. An admin waits for it.
 const PATIENCE: Duration = Duration::from_secs(15);
@@ -45,7 +45,7 @@ pub enum Foresight {
 /// # Errors
 /// The configuration or the kubeconfig can't be used, or NVML's thread can't be started.
 pub async fn preview(options: &RunOptions) -> anyhow::Result<Foresight> {
-    let client = client(options.kubeconfig.as_deref()).await?;
+    let client = client::of_daemon(options.kubeconfig.as_deref()).await?;
     let (_current, config) = watch::channel(settings::read(options, &client).await?);
     let nvml = start_nvml(options)?;
     let probe = process_probe(nvml.clone(), options, config.clone(), Metrics::new());

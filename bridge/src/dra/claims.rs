@@ -281,6 +281,12 @@ fn of_our_driver(allocation: &AllocationResult) -> Vec<&DeviceRequestAllocationR
         .collect()
 }
 
+/// What a claim owns of our driver's devices; who only looks on owns none.
+pub(crate) fn owned(claim: &ResourceClaim) -> impl Iterator<Item = &DeviceRequestAllocationResult> {
+    let ours = allocation(claim).into_iter().flat_map(of_our_driver);
+    ours.filter(|result| access_of(result) == Access::Owner)
+}
+
 fn access_of(result: &DeviceRequestAllocationResult) -> Access {
     if result.admin_access == Some(true) {
         Access::Admin

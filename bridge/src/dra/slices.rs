@@ -25,6 +25,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use self::ask::{Refusal, ask};
+pub(crate) use self::device::is_open;
 use super::DRIVER;
 use crate::follow::{self, Complaints, Event, Lists};
 use crate::metrics::{Metrics, SliceWrite};
@@ -685,7 +686,8 @@ impl Publisher {
 /// `spec.pool.generation` of a pool that is new.
 const INITIAL_GENERATION: i64 = 1;
 
-fn selector(node: &str) -> String {
+/// A field selector of the slices of a node.
+pub(crate) fn selector(node: &str) -> String {
     format!("spec.driver={DRIVER},spec.nodeName={node}")
 }
 

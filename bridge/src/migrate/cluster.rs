@@ -1,41 +1,26 @@
 //! What the API server says about a node, read with the caller's own credentials.
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use bridge_core::Face;
 use k8s_openapi::api::core::v1::{ConfigMap, Container, Node, Pod};
 use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
 use kube::api::{ListParams, Patch, PatchParams, PostParams};
-use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client};
 use serde_json::json;
 
 use super::plan::{Holder, Mapped, MappedClass, NodeView};
 use super::progress::Shown;
+use crate::client::{self, Error, answer, every};
 use crate::config::MapName;
 use crate::config::profile::LABEL;
-use crate::follow::chain;
+use crate::dra::claims;
+use crate::dra::slices::{self, is_open};
 
 /// Pods of the daemon have this label. Their namespace has hardly any others, so all are read.
 const OURS: (&str, &str) = ("app.kubernetes.io/name", "gpu-bridge");
-
-/// The API server could not be asked, or did not do what it was asked.
-#[derive(Debug, thiserror::Error)]
-#[error("{what}: {why}")]
-pub struct Error {
-    what: String,
-    why: String,
-}
-
-fn failed(what: impl Into<String>) -> impl FnOnce(kube::Error) -> Error {
-    let what = what.into();
-    move |error| Error {
-        why: chain(&error),
-        what,
-    }
-}
 
 /// The cluster, as the caller may see it.
 #[derive(Clone)]
@@ -50,29 +35,12 @@ impl std::fmt::Debug for Cluster {
 }
 
 impl Cluster {
-    /// By a kubeconfig, or else as `kubectl` would: `KUBECONFIG`, the file of the user, or the pod's service account.
+    /// With the caller's credentials.
     ///
     /// # Errors
-    /// There are no credentials, or they can't be used.
+    /// There are none, or they can't be used.
     pub async fn connect(kubeconfig: Option<&Path>) -> Result<Self, Error> {
-        // What is in a kubeconfig is not told: it may be a token.
-        let unusable = |what: &str| Error {
-            what: "the API server can't be asked".to_owned(),
-            why: format!("{what} can't be used; compare with kubectl config view"),
-        };
-        let config = match kubeconfig {
-            Some(path) => {
-                let wrong = || unusable(&format!("the kubeconfig {}", path.display()));
-                let file = Kubeconfig::read_from(path).map_err(|_| wrong())?;
-                kube::Config::from_custom_kubeconfig(file, &KubeConfigOptions::default())
-                    .await
-                    .map_err(|_| wrong())?
-            }
-            None => kube::Config::infer()
-                .await
-                .map_err(|_| unusable("no kubeconfig was given, and the one of the user"))?,
-        };
-        let client = Client::try_from(config).map_err(|_| unusable("what the kubeconfig has"))?;
+        let client = client::of_caller(kubeconfig).await?;
         Ok(Self { client })
     }
 
@@ -104,15 +72,9 @@ impl Cluster {
             .into_iter()
             .flat_map(|(_, devices)| devices)
             .collect();
+        let params = ListParams::default().fields(&slices::selector(node));
         let slices = Api::<ResourceSlice>::all(self.client.clone());
-        let slices = slices
-            .list(&ListParams::default())
-            .await
-            .map_err(failed("the ResourceSlices can't be listed"))?;
-        let ours = slices.items.into_iter().filter(|slice| {
-            slice.spec.driver == Face::Dra.served_name()
-                && slice.spec.node_name.as_deref() == Some(node)
-        });
+        let ours = every(&slices, params, Some).await?.into_iter();
         let mut shown = Shown {
             count: count.unwrap_or(0),
             devices: None,
@@ -121,68 +83,46 @@ impl Cluster {
         };
         for device in ours.flat_map(|slice| slice.spec.devices.unwrap_or_default()) {
             *shown.devices.get_or_insert(0) += 1;
-            let is_free = device.taints.unwrap_or_default().is_empty();
-            shown.open += usize::from(is_free || claimed.contains(&device.name));
+            shown.open += usize::from(is_open(&device) || claimed.contains(&device.name));
         }
         Ok(shown)
     }
 
     async fn node(&self, node: &str) -> Result<Node, Error> {
         let nodes = Api::<Node>::all(self.client.clone());
-        nodes
-            .get(node)
-            .await
-            .map_err(failed(format!("the Node {node} can't be read")))
+        answer(|| format!("the Node {node} can't be read"), nodes.get(node)).await
     }
 
     /// Pods that have GPUs by the device plugin, or are about to.
     async fn counted(&self, node: &str) -> Result<Vec<Holder>, Error> {
         let params = ListParams::default().fields(&format!("spec.nodeName={node}"));
         let pods = Api::<Pod>::all(self.client.clone());
-        let pods = pods
-            .list(&params)
-            .await
-            .map_err(failed(format!("the pods of {node} can't be listed")))?;
-        Ok(pods.items.into_iter().filter_map(counted_holder).collect())
+        every(&pods, params, counted_holder).await
     }
 
     /// Claims that have devices of a node, each with the names of these.
     async fn claims(&self, node: &str) -> Result<Vec<(Holder, Vec<String>)>, Error> {
         let claims = Api::<ResourceClaim>::all(self.client.clone());
-        let claims = claims
-            .list(&ListParams::default())
-            .await
-            .map_err(failed("the ResourceClaims can't be listed"))?;
-        Ok(claims
-            .items
-            .into_iter()
-            .filter_map(|claim| claim_holder(claim, node))
-            .collect())
+        every(&claims, ListParams::default(), |claim| {
+            claim_holder(claim, node)
+        })
+        .await
     }
 
     /// The class by which counted pods are made to claim.
     pub(super) async fn mapped(&self) -> Mapped {
         let classes = Api::<DeviceClass>::all(self.client.clone());
         // A caller who may not see classes is told that this is not known.
-        let Ok(classes) = classes.list(&ListParams::default()).await else {
+        let created_and_name = |class: DeviceClass| {
+            has_counts_name(&class).then_some((
+                Reverse(class.metadata.creation_timestamp),
+                class.metadata.name,
+            ))
+        };
+        let mapped = every(&classes, ListParams::default(), created_and_name).await;
+        let Ok(mut mapped) = mapped else {
             return Mapped::Unknown;
         };
-        let has_name = |class: &DeviceClass| {
-            let spec = class.spec.as_ref();
-            let mapped = spec.and_then(|spec| spec.extended_resource_name.as_deref());
-            mapped == Some(Face::Legacy.served_name())
-        };
-        let mut mapped: Vec<_> = classes
-            .items
-            .into_iter()
-            .filter(has_name)
-            .map(|class| {
-                (
-                    Reverse(class.metadata.creation_timestamp),
-                    class.metadata.name,
-                )
-            })
-            .collect();
         mapped.sort();
         let mut names = mapped.into_iter().filter_map(|(_, name)| name);
         names.next().map_or(Mapped::No, |name| {
@@ -195,8 +135,7 @@ impl Cluster {
 
     /// The profile that a node's label names.
     pub(crate) async fn profile(&self, node: &str) -> Result<Option<String>, Error> {
-        let labels = self.node(node).await?.metadata.labels.unwrap_or_default();
-        Ok(labels.get(LABEL).filter(|name| !name.is_empty()).cloned())
+        Ok(profile_of(&self.node(node).await?))
     }
 
     /// The value of an annotation of a node.
@@ -217,12 +156,10 @@ impl Cluster {
             "annotations": {note.0: note.1},
         }});
         let nodes = Api::<Node>::all(self.client.clone());
-        let patched = nodes
-            .patch(node, &PatchParams::default(), &Patch::Merge(&patch))
-            .await;
-        patched
-            .map(drop)
-            .map_err(failed(format!("the Node {node} can't be labelled")))
+        let (params, patch) = (PatchParams::default(), Patch::Merge(&patch));
+        let patched = nodes.patch(node, &params, &patch);
+        let what = || format!("the Node {node} can't be labelled");
+        answer(what, patched).await.map(drop)
     }
 
     /// The nodes on which a pod of the daemon runs, each with the profile that its label names.
@@ -231,28 +168,26 @@ impl Cluster {
         namespace: &str,
     ) -> Result<BTreeMap<String, Option<String>>, Error> {
         let pods = Api::<Pod>::namespaced(self.client.clone(), namespace);
-        let pods = pods
-            .list(&ListParams::default())
-            .await
-            .map_err(failed(format!("the pods in {namespace} can't be listed")))?;
-        let mut nodes = BTreeMap::new();
-        for pod in pods.items {
+        let with_daemon = every(&pods, ListParams::default(), |pod: Pod| {
             let labels = pod.metadata.labels.unwrap_or_default();
             let is_ours = labels.get(OURS.0).is_some_and(|name| name == OURS.1);
-            if let Some(node) = pod.spec.and_then(|spec| spec.node_name).filter(|_| is_ours) {
-                let profile = self.profile(&node).await?;
-                nodes.insert(node, profile);
-            }
-        }
-        Ok(nodes)
+            pod.spec?.node_name.filter(|_| is_ours)
+        });
+        let with_daemon: BTreeSet<String> = with_daemon.await?.into_iter().collect();
+        let nodes = Api::<Node>::all(self.client.clone());
+        let nodes = every(&nodes, ListParams::default(), |node: Node| {
+            let profile = profile_of(&node);
+            let name = node.metadata.name?;
+            with_daemon.contains(&name).then_some((name, profile))
+        });
+        Ok(nodes.await?.into_iter().collect())
     }
 
     /// The ConfigMap.
     pub(crate) async fn config_map(&self, map: &MapName) -> Result<ConfigMap, Error> {
         let maps = Api::<ConfigMap>::namespaced(self.client.clone(), &map.namespace);
-        maps.get(&map.name)
-            .await
-            .map_err(failed(format!("the ConfigMap {map} can't be read")))
+        let what = || format!("the ConfigMap {map} can't be read");
+        answer(what, maps.get(&map.name)).await
     }
 
     /// Writes the ConfigMap, unless somebody else has since it was read.
@@ -262,13 +197,24 @@ impl Cluster {
         changed: &ConfigMap,
     ) -> Result<(), Error> {
         let maps = Api::<ConfigMap>::namespaced(self.client.clone(), &map.namespace);
-        let written = maps
-            .replace(&map.name, &PostParams::default(), changed)
-            .await;
-        written
-            .map(drop)
-            .map_err(failed(format!("the ConfigMap {map} can't be written")))
+        let params = PostParams::default();
+        let written = maps.replace(&map.name, &params, changed);
+        let what = || format!("the ConfigMap {map} can't be written");
+        answer(what, written).await.map(drop)
     }
+}
+
+/// The profile that a Node's label names.
+fn profile_of(node: &Node) -> Option<String> {
+    let labels = node.metadata.labels.as_ref()?;
+    labels.get(LABEL).filter(|name| !name.is_empty()).cloned()
+}
+
+/// Whether Kubernetes makes claims of counted pods by this class (KEP-5004).
+pub(crate) fn has_counts_name(class: &DeviceClass) -> bool {
+    let spec = class.spec.as_ref();
+    let name = spec.and_then(|spec| spec.extended_resource_name.as_deref());
+    name == Some(Face::Legacy.served_name())
 }
 
 fn counted_holder(pod: Pod) -> Option<Holder> {
@@ -302,15 +248,11 @@ fn asks(container: &Container) -> u32 {
 }
 
 fn claim_holder(claim: ResourceClaim, node: &str) -> Option<(Holder, Vec<String>)> {
-    let status = claim.status?;
-    let results = status.allocation?.devices?.results.unwrap_or_default();
-    let devices: Vec<String> = results
-        .into_iter()
-        .filter(|result| result.driver == Face::Dra.served_name() && result.pool == node)
-        .filter(|result| result.admin_access != Some(true))
-        .map(|result| result.device)
+    let devices: Vec<String> = claims::owned(&claim)
+        .filter(|result| result.pool == node)
+        .map(|result| result.device.clone())
         .collect();
-    let users = status.reserved_for.unwrap_or_default().into_iter();
+    let users = claim.status?.reserved_for.unwrap_or_default().into_iter();
     let pods = users
         .filter(|user| user.resource == "pods")
         .map(|user| user.name);

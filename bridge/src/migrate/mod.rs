@@ -8,6 +8,7 @@ mod plan;
 mod progress;
 mod switch;
 
-pub use cluster::{Cluster, Error as ClusterError};
+pub use cluster::Cluster;
+pub(crate) use cluster::has_counts_name;
 pub use plan::{Holder, Mapped, MappedClass, NodeView, Plan, plan, view_of_page};
 pub use switch::{Error as SwitchError, Outcome, Switch, Target};

@@ -10,9 +10,10 @@ use std::time::Duration;
 use bridge_core::Mode;
 use tokio::time::Instant;
 
-use super::cluster::{Cluster, Error as ClusterError};
+use super::cluster::Cluster;
 use super::plan::Mapped;
 use super::progress::{Stage, stage};
+use crate::client;
 use crate::config::profile::LABEL;
 use crate::config::{self, Config, Document, KEY, MapName, Source};
 
@@ -67,7 +68,7 @@ pub enum Outcome {
 pub enum Error {
     /// The API server said no.
     #[error(transparent)]
-    Cluster(#[from] ClusterError),
+    Cluster(#[from] client::Error),
     /// The configuration is not good as it is.
     #[error(transparent)]
     Config(#[from] config::Error),
@@ -293,7 +294,7 @@ impl Switch {
     }
 }
 
-async fn look(cluster: &Cluster, node: &str, mode: Mode) -> Result<Stage, ClusterError> {
+async fn look(cluster: &Cluster, node: &str, mode: Mode) -> Result<Stage, client::Error> {
     Ok(stage(
         &cluster.view(node).await?,
         cluster.shown(node).await?,

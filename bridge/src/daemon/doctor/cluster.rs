@@ -21,10 +21,11 @@ use tokio::time::timeout;
 
 use super::{Finding, Level};
 use crate::cli::RunOptions;
+use crate::client;
 use crate::config::{Demand, Notice, Source};
-use crate::daemon::client;
 use crate::daemon::rights::{DEMAND_RIGHTS, RIGHTS, Right, WATCH_OF_CLAIMS};
 use crate::dra::DRIVER;
+use crate::migrate::has_counts_name;
 
 /// How long the API server may take for one answer.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -38,7 +39,7 @@ const DRA_SINCE: u32 = 34;
 const CLASS: &str = DRIVER;
 
 pub(super) async fn examine(options: &RunOptions) -> Vec<Finding> {
-    let client = match client(options.kubeconfig.as_deref()).await {
+    let client = match client::of_daemon(options.kubeconfig.as_deref()).await {
         Ok(client) => client,
         Err(error) => return vec![unreachable(format!("{error:#}"))],
     };
@@ -334,10 +335,7 @@ async fn classes(client: &kube::Client) -> Vec<Finding> {
     };
     let resource = Face::Legacy.served_name();
     let name = |class: &DeviceClass| class.metadata.name.clone().unwrap_or_default();
-    let mapping = classes.iter().filter(|class| {
-        let spec = class.spec.as_ref();
-        spec.and_then(|spec| spec.extended_resource_name.as_deref()) == Some(resource)
-    });
+    let mapping = classes.iter().filter(|class| has_counts_name(class));
     let mut found: Vec<Finding> = mapping
         .map(|class| {
             Finding::problem(

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use bridge_core::{ClaimOffer, Gpu, Taint};
+use bridge_core::{ClaimOffer, Gpu, Taint, TaintEffect};
 use k8s_openapi::api::resource::v1::{Device, DeviceAttribute, DeviceCapacity, DeviceTaint};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
@@ -50,6 +50,13 @@ pub(super) fn keep_times(before: &[Device], devices: &mut [Device]) {
             taint.time_added = same.and_then(|old| old.time_added.clone());
         }
     }
+}
+
+/// Whether a device has no taint that keeps claims off.
+pub(crate) fn is_open(device: &Device) -> bool {
+    let effects = [TaintEffect::NoSchedule, TaintEffect::NoExecute].map(TaintEffect::as_str);
+    let mut taints = device.taints.iter().flatten();
+    !taints.any(|taint| effects.contains(&taint.effect.as_str()))
 }
 
 /// Takes the times out, to compare.
