@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use bridge_core::Face;
-use k8s_openapi::api::core::v1::{ConfigMap, Container, Node, Pod};
+use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod};
 use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
 use kube::api::{ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client};
@@ -18,6 +18,7 @@ use crate::config::MapName;
 use crate::config::profile::LABEL;
 use crate::dra::claims;
 use crate::dra::slices::{self, is_open};
+use crate::usage;
 
 /// Pods of the daemon have this label. Their namespace has hardly any others, so all are read.
 const OURS: (&str, &str) = ("app.kubernetes.io/name", "gpu-bridge");
@@ -217,18 +218,9 @@ pub(crate) fn has_counts_name(class: &DeviceClass) -> bool {
     name == Some(Face::Legacy.served_name())
 }
 
+/// Who has GPUs by the device plugin, or is about to; one for which Kubernetes has made a claim has them by that.
 fn counted_holder(pod: Pod) -> Option<Holder> {
-    let status = pod.status.unwrap_or_default();
-    let is_over = matches!(status.phase.as_deref(), Some("Succeeded" | "Failed"));
-    // Kubernetes has made a claim for it.
-    if is_over || status.extended_resource_claim_status.is_some() {
-        return None;
-    }
-    let spec = pod.spec?;
-    let asked = |containers: &[Container]| containers.iter().map(asks).collect::<Vec<u32>>();
-    let main: u32 = asked(&spec.containers).into_iter().sum();
-    let init = asked(spec.init_containers.as_deref().unwrap_or_default());
-    let gpus = main.max(init.into_iter().max().unwrap_or(0));
+    let gpus = usage::counted(&pod);
     (gpus > 0).then(|| Holder {
         kind: "pod",
         namespace: pod.metadata.namespace.unwrap_or_default(),
@@ -236,15 +228,6 @@ fn counted_holder(pod: Pod) -> Option<Holder> {
         gpus,
         pods: Vec::new(),
     })
-}
-
-fn asks(container: &Container) -> u32 {
-    let resources = container.resources.as_ref();
-    let limits = resources.and_then(|resources| resources.limits.as_ref());
-    limits
-        .and_then(|limits| limits.get(Face::Legacy.served_name()))
-        .and_then(|quantity| quantity.0.parse().ok())
-        .unwrap_or(0)
 }
 
 fn claim_holder(claim: ResourceClaim, node: &str) -> Option<(Holder, Vec<String>)> {
@@ -264,4 +247,23 @@ fn claim_holder(claim: ResourceClaim, node: &str) -> Option<(Holder, Vec<String>
         pods: pods.collect(),
     };
     (!devices.is_empty()).then_some((holder, devices))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_counted_pod_has_what_its_containers_and_sidecars_ask_for_together() {
+        let asks = |name: &str| {
+            json!({"name": name, "restartPolicy": "Always",
+                "resources": {"limits": {"nvidia.com/gpu": "2"}}})
+        };
+        let pod = json!({
+            "metadata": {"name": "a", "namespace": "train", "uid": "u"},
+            "spec": {"initContainers": [asks("sidecar")], "containers": [asks("app")]},
+        });
+        let holder = counted_holder(serde_json::from_value(pod).unwrap());
+        assert_eq!(holder.map(|it| it.gpus), Some(4));
+    }
 }
