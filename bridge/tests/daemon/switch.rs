@@ -205,7 +205,7 @@ async fn a_switch_that_is_interrupted_or_out_of_time_goes_on_and_says_so() {
 
 #[tokio::test]
 async fn a_class_that_makes_claims_of_counted_pods_is_told_with_the_nodes_where_that_can_happen() {
-    let mut world = World::of_admin("mode: both\nprofiles:\n  legacy: {mode: legacy}\n").await;
+    let world = World::of_admin("mode: both\nprofiles:\n  legacy: {mode: legacy}\n").await;
     let (said, _) = world.said(&["plan", "--to", "both", "--node", NODE]).await;
     assert!(!said.contains("extendedResourceName"), "{said}");
     for (name, created) in [
@@ -230,10 +230,16 @@ async fn a_class_that_makes_claims_of_counted_pods_is_told_with_the_nodes_where_
     let (said, code) = world.said(&["switch", "both"]).await;
     assert_eq!(code, Some(0), "{said}");
     assert!(said.contains(class) && said.contains(told), "{said}");
-    // One that is never 0, and one without claims.
-    let (said, _) = world.said(&["switch", "legacy", "--node", NODE]).await;
-    assert!(!said.contains(told), "{said}");
-    world.configure_map("mode: both\noffers: {minLegacy: 1}\n");
-    let (said, _) = world.said(&["switch", "both"]).await;
-    assert!(!said.contains(told), "{said}");
+    // One without claims, and one that is never 0.
+    let switch = async |arguments: &[&str]| {
+        let (said, code) = world.said(&[&["switch"], arguments].concat()).await;
+        assert_eq!(code, Some(0), "{said}");
+        said.contains(told)
+    };
+    assert!(!switch(&["legacy", "--node", NODE]).await);
+    assert!(switch(&["--rollback", "--node", NODE]).await);
+    let text = "apiVersion: gpu-bridge.dev/v1alpha1\nmode: both\noffers: {minLegacy: 1}\n";
+    let kept = json!({"data": {"config.yaml": text}});
+    world.api.patch("configmaps", MAP.0, MAP.1, &kept);
+    assert!(!switch(&["both"]).await);
 }
