@@ -51,7 +51,7 @@ pub enum Wrong {
 }
 
 /// The API server could not be asked, or did not do what it was asked.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, Clone, thiserror::Error)]
 #[error("{what}: {why}")]
 pub struct Error {
     what: String,

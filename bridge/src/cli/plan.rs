@@ -10,7 +10,7 @@ use super::socket::SocketArgs;
 use super::status::Output;
 use super::{Error, print};
 use crate::admin;
-use crate::migrate::{Cluster, plan, view_of_page};
+use crate::migrate::{Cluster, mode_of, plan, view_of_page};
 
 /// Exit code: somebody has to end first, or something is in doubt.
 pub(super) const NO_GO: u8 = 3;
@@ -36,8 +36,7 @@ pub struct PlanArgs {
 
 /// Reads the name of a mode.
 pub(super) fn mode(word: &str) -> Result<Mode, String> {
-    let known = Mode::ALL.into_iter().find(|mode| mode.as_str() == word);
-    known.ok_or_else(|| format!("allowed: {}", Mode::ALL.map(Mode::as_str).join(", ")))
+    mode_of(word).ok_or_else(|| format!("allowed: {}", Mode::ALL.map(Mode::as_str).join(", ")))
 }
 
 impl PlanArgs {

@@ -5,8 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use bridge_core::Face;
+use futures::StreamExt as _;
+use futures::stream::iter;
 use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod};
-use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
+use k8s_openapi::api::resource::v1::{Device, DeviceClass, ResourceClaim, ResourceSlice};
 use kube::api::{ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use serde_json::json;
@@ -22,6 +24,25 @@ use crate::usage;
 
 /// Pods of the daemon have this label. Their namespace has hardly any others, so all are read.
 const OURS: (&str, &str) = ("app.kubernetes.io/name", "gpu-bridge");
+
+/// Requests for single nodes that are made at once.
+const AT_ONCE: usize = 8;
+
+/// By the nodes whose devices they have: who, and the names of the devices.
+type Claims = BTreeMap<String, Vec<(Holder, Vec<String>)>>;
+
+/// What a node offers.
+struct Offer {
+    /// `status.allocatable` of the Node.
+    count: u32,
+    devices: Vec<Device>,
+}
+
+/// How a node looks.
+pub(super) struct Seen {
+    pub(super) shown: Shown,
+    pub(super) holders: Vec<Holder>,
+}
 
 /// The cluster, as the caller may see it.
 #[derive(Clone)]
@@ -47,10 +68,7 @@ impl Cluster {
 
     /// Who has GPUs of a node, and what may stand in the way of a change.
     pub(crate) async fn view(&self, node: &str) -> Result<NodeView, Error> {
-        let mut holders = self.counted(node).await?;
-        let claims = self.claims(node).await?;
-        holders.extend(claims.into_iter().map(|(holder, _)| holder));
-        holders.sort();
+        let holders = self.holders(node, &self.claims().await?).await?;
         Ok(NodeView {
             node: node.to_owned(),
             mode: None,
@@ -60,33 +78,51 @@ impl Cluster {
         })
     }
 
-    /// What a node offers.
-    pub(super) async fn shown(&self, node: &str) -> Result<Shown, Error> {
+    /// What nodes offer, and who has GPUs of each. Who has them is read last: whoever came while a node still offered
+    /// is among them.
+    pub(super) async fn look(&self, nodes: &[String]) -> Vec<Result<Seen, Error>> {
+        let offers = iter(nodes).map(|node| self.offer(node)).buffered(AT_ONCE);
+        let offers: Vec<Result<Offer, Error>> = offers.collect().await;
+        let claims = self.claims().await;
+        let seen = nodes.iter().zip(offers).map(|(node, offer)| {
+            let claims = claims.as_ref();
+            async move {
+                let (offer, claims) = (offer?, claims.map_err(Error::clone)?);
+                let holders = self.holders(node, claims).await?;
+                Ok(Seen {
+                    shown: shown(&offer, claims.get(node)),
+                    holders,
+                })
+            }
+        });
+        iter(seen).buffered(AT_ONCE).collect().await
+    }
+
+    async fn offer(&self, node: &str) -> Result<Offer, Error> {
         let found = self.node(node).await?;
         let allocatable = found.status.and_then(|status| status.allocatable);
         let count = allocatable
             .as_ref()
             .and_then(|all| all.get(Face::Legacy.served_name()))
             .and_then(|quantity| quantity.0.parse().ok());
-        let claimed = self.claims(node).await?;
-        let claimed: Vec<String> = claimed
-            .into_iter()
-            .flat_map(|(_, devices)| devices)
-            .collect();
         let params = ListParams::default().fields(&slices::selector(node));
         let slices = Api::<ResourceSlice>::all(self.client.clone());
-        let ours = every(&slices, params, Some).await?.into_iter();
-        let mut shown = Shown {
+        let devices = |slice: ResourceSlice| Some(slice.spec.devices.unwrap_or_default());
+        Ok(Offer {
             count: count.unwrap_or(0),
-            devices: None,
-            open: 0,
-            claimed: claimed.len(),
-        };
-        for device in ours.flat_map(|slice| slice.spec.devices.unwrap_or_default()) {
-            *shown.devices.get_or_insert(0) += 1;
-            shown.open += usize::from(is_open(&device) || claimed.contains(&device.name));
-        }
-        Ok(shown)
+            devices: every(&slices, params, devices).await?.concat(),
+        })
+    }
+
+    /// Who has GPUs of a node.
+    async fn holders(&self, node: &str, claims: &Claims) -> Result<Vec<Holder>, Error> {
+        let params = ListParams::default().fields(&format!("spec.nodeName={node}"));
+        let pods = Api::<Pod>::all(self.client.clone());
+        let mut holders = every(&pods, params, counted_holder).await?;
+        let claims = claims.get(node).into_iter().flatten();
+        holders.extend(claims.map(|(holder, _)| holder.clone()));
+        holders.sort();
+        Ok(holders)
     }
 
     async fn node(&self, node: &str) -> Result<Node, Error> {
@@ -94,20 +130,18 @@ impl Cluster {
         answer(|| format!("the Node {node} can't be read"), nodes.get(node)).await
     }
 
-    /// Pods that have GPUs by the device plugin, or are about to.
-    async fn counted(&self, node: &str) -> Result<Vec<Holder>, Error> {
-        let params = ListParams::default().fields(&format!("spec.nodeName={node}"));
-        let pods = Api::<Pod>::all(self.client.clone());
-        every(&pods, params, counted_holder).await
-    }
-
-    /// Claims that have devices of a node, each with the names of these.
-    async fn claims(&self, node: &str) -> Result<Vec<(Holder, Vec<String>)>, Error> {
+    /// Who has devices by claims.
+    async fn claims(&self) -> Result<Claims, Error> {
         let claims = Api::<ResourceClaim>::all(self.client.clone());
-        every(&claims, ListParams::default(), |claim| {
-            claim_holder(claim, node)
-        })
-        .await
+        let holders = |claim| Some(claim_holders(&claim));
+        let mut by_node = Claims::new();
+        for (node, holder) in every(&claims, ListParams::default(), holders)
+            .await?
+            .concat()
+        {
+            by_node.entry(node).or_default().push(holder);
+        }
+        Ok(by_node)
     }
 
     /// The class by which counted pods are made to claim.
@@ -230,28 +264,97 @@ fn counted_holder(pod: Pod) -> Option<Holder> {
     })
 }
 
-fn claim_holder(claim: ResourceClaim, node: &str) -> Option<(Holder, Vec<String>)> {
-    let devices: Vec<String> = claims::owned(&claim)
-        .filter(|result| result.pool == node)
-        .map(|result| result.device.clone())
-        .collect();
-    let users = claim.status?.reserved_for.unwrap_or_default().into_iter();
-    let pods = users
-        .filter(|user| user.resource == "pods")
-        .map(|user| user.name);
-    let holder = Holder {
+/// Who has devices by a claim, for each node of which it has some.
+fn claim_holders(claim: &ResourceClaim) -> Vec<(String, (Holder, Vec<String>))> {
+    let mut devices: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for owned in claims::owned(claim) {
+        let of_node = devices.entry(owned.pool.clone()).or_default();
+        of_node.push(owned.device.clone());
+    }
+    let status = claim.status.as_ref();
+    let users = status.and_then(|status| status.reserved_for.as_ref());
+    let users = users.into_iter().flatten();
+    let pods = users.filter(|user| user.resource == "pods");
+    let pods: Vec<String> = pods.map(|user| user.name.clone()).collect();
+    let text = |text: &Option<String>| text.clone().unwrap_or_default();
+    let holder = |devices: &Vec<String>| Holder {
         kind: "claim",
-        namespace: claim.metadata.namespace.unwrap_or_default(),
-        name: claim.metadata.name.unwrap_or_default(),
+        namespace: text(&claim.metadata.namespace),
+        name: text(&claim.metadata.name),
         gpus: u32::try_from(devices.len()).unwrap_or(u32::MAX),
-        pods: pods.collect(),
+        pods: pods.clone(),
     };
-    (!devices.is_empty()).then_some((holder, devices))
+    let of_nodes = devices.into_iter();
+    of_nodes
+        .map(|(node, devices)| (node, (holder(&devices), devices)))
+        .collect()
+}
+
+fn shown(offer: &Offer, claims: Option<&Vec<(Holder, Vec<String>)>>) -> Shown {
+    let claims = claims.into_iter().flatten();
+    let claimed: Vec<&String> = claims.flat_map(|(_, devices)| devices).collect();
+    let devices = &offer.devices;
+    let is_open = |device: &&Device| is_open(device) || claimed.contains(&&device.name);
+    Shown {
+        count: offer.count,
+        devices: (!devices.is_empty()).then_some(devices.len()),
+        open: devices.iter().filter(is_open).count(),
+        claimed: claimed.len(),
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::future::ready;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use bridge_core::Mode;
+    use http::{Request, Response};
+    use kube::client::Body;
+    use serde_json::Value;
+
+    use super::super::progress::{Stage, stage};
     use super::*;
+
+    /// What an API server says; a pod is bound in the last moment in which the node `n` still has a count.
+    fn answer_to(path: &str, is_closed: &AtomicBool) -> Value {
+        match path {
+            "/api/v1/nodes/n" => {
+                is_closed.store(true, Ordering::Relaxed);
+                json!({"metadata": {"name": "n"}, "status": {"allocatable": {"nvidia.com/gpu": "0"}}})
+            }
+            "/api/v1/pods" if is_closed.load(Ordering::Relaxed) => {
+                let limits = json!({"limits": {"nvidia.com/gpu": "1"}});
+                let containers = json!([{"name": "main", "resources": limits}]);
+                let metadata = json!({"name": "late", "namespace": "train", "uid": "u"});
+                json!({"metadata": {}, "items": [{"metadata": metadata, "spec": {"containers": containers}}]})
+            }
+            "/apis/resource.k8s.io/v1/resourceslices" => json!({"metadata": {}, "items": [
+                {"metadata": {}, "spec": {"driver": Face::Dra.served_name(), "devices": [{"name": "gpu-0"}],
+                    "pool": {"name": "n", "generation": 1, "resourceSliceCount": 1}}}]}),
+            _ => json!({"metadata": {}, "items": []}),
+        }
+    }
+
+    #[tokio::test]
+    async fn who_comes_while_a_node_is_about_to_close_is_waited_for() {
+        let is_closed = Arc::new(AtomicBool::new(false));
+        let service = tower::service_fn(move |request: Request<Body>| {
+            let page = answer_to(request.uri().path(), &is_closed).to_string();
+            let body = Body::from(page.into_bytes());
+            ready(Ok::<_, tower::BoxError>(Response::new(body)))
+        });
+        let cluster = Cluster {
+            client: Client::new(service, "default"),
+        };
+        let seen = cluster.look(&["n".to_owned()]).await.remove(0).unwrap();
+        let stage = stage(&seen.holders, seen.shown, Mode::Dra);
+        assert!(
+            matches!(&stage, Stage::Waits(first) if first[0].name == "late"),
+            "{stage:?}"
+        );
+    }
 
     #[test]
     fn a_counted_pod_has_what_its_containers_and_sidecars_ask_for_together() {

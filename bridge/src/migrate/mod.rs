@@ -11,4 +11,5 @@ mod switch;
 pub use cluster::Cluster;
 pub(crate) use cluster::has_counts_name;
 pub use plan::{Holder, Mapped, MappedClass, NodeView, Plan, plan, view_of_page};
+pub(crate) use switch::mode_of;
 pub use switch::{Error as SwitchError, Outcome, Switch, Target};

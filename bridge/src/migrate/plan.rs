@@ -116,11 +116,16 @@ pub struct Plan {
     pub doubts: Vec<String>,
 }
 
+/// Those for whom a mode is closed.
+pub(super) fn closed_out(holders: &[Holder], to: Mode) -> Vec<Holder> {
+    let closed = |holder: &&Holder| !to.opens(holder.face());
+    holders.iter().filter(closed).cloned().collect()
+}
+
 /// What a change to a mode means for a node.
 #[must_use]
 pub fn plan(view: &NodeView, to: Mode) -> Plan {
-    let closed = |holder: &&Holder| !to.opens(holder.face());
-    let first: Vec<Holder> = view.holders.iter().filter(closed).cloned().collect();
+    let first = closed_out(&view.holders, to);
     Plan {
         node: view.node.clone(),
         from: view.mode.clone(),

@@ -2,7 +2,7 @@
 
 use bridge_core::{Face, Mode};
 
-use super::plan::{Holder, NodeView, plan};
+use super::plan::{Holder, closed_out};
 
 /// What the API shows of what a node offers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,7 +29,7 @@ pub(super) enum Stage {
 }
 
 /// How far the change to a mode is.
-pub(super) fn stage(view: &NodeView, shown: Shown, to: Mode) -> Stage {
+pub(super) fn stage(holders: &[Holder], shown: Shown, to: Mode) -> Stage {
     let counted = if to.opens(Face::Legacy) {
         shown.count > 0 || shown.devices.is_some_and(|all| all == shown.claimed)
     } else {
@@ -43,7 +43,7 @@ pub(super) fn stage(view: &NodeView, shown: Shown, to: Mode) -> Stage {
     if !(counted && claims) {
         return Stage::NotInForce;
     }
-    let first = plan(view, to).first;
+    let first = closed_out(holders, to);
     if first.is_empty() {
         Stage::Complete
     } else {
@@ -53,10 +53,9 @@ pub(super) fn stage(view: &NodeView, shown: Shown, to: Mode) -> Stage {
 
 #[cfg(test)]
 mod tests {
-    use super::super::plan::Mapped;
     use super::*;
 
-    fn view(kinds: &[&'static str]) -> NodeView {
+    fn holders(kinds: &[&'static str]) -> Vec<Holder> {
         let holder = |kind: &&'static str| Holder {
             kind,
             namespace: "train".to_owned(),
@@ -64,13 +63,7 @@ mod tests {
             gpus: 1,
             pods: Vec::new(),
         };
-        NodeView {
-            node: "n".to_owned(),
-            mode: None,
-            holders: kinds.iter().map(holder).collect(),
-            doubts: Vec::new(),
-            mapped: Mapped::Unknown,
-        }
+        kinds.iter().map(holder).collect()
     }
 
     fn shown(count: u32, devices: Option<usize>, open: usize, claimed: usize) -> Shown {
@@ -100,14 +93,14 @@ mod tests {
             (Mode::Drained, shown(0, None, 0, 0), true),
             (Mode::Drained, shown(1, None, 0, 0), false),
         ] {
-            let is = stage(&view(&[]), seen, to) == Stage::Complete;
+            let is = stage(&[], seen, to) == Stage::Complete;
             assert_eq!(is, expected, "{to:?} {seen:?}");
         }
     }
 
     #[test]
     fn a_mode_waits_for_those_whom_it_closes_out() {
-        let names = |kinds: &[&'static str], to, seen| match stage(&view(kinds), seen, to) {
+        let names = |kinds: &[&'static str], to, seen| match stage(&holders(kinds), seen, to) {
             Stage::Waits(first) => first.iter().map(|it| it.kind).collect(),
             Stage::NotInForce | Stage::Complete => Vec::new(),
         };

@@ -52,8 +52,8 @@ pub struct Switch {
     pub limit: Duration,
 }
 
-/// How the wait ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// How the wait ended; of several nodes the last of these counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Outcome {
     /// Every node is as the mode says, and nobody is left whom it closes out.
     Complete,
@@ -112,8 +112,10 @@ impl Switch {
         let mut told: BTreeMap<&str, String> = BTreeMap::new();
         loop {
             let mut outcome = Outcome::Complete;
-            for node in &written.nodes {
-                let (reached, words) = match look(cluster, node, written.mode).await {
+            let seen = cluster.look(&written.nodes).await;
+            for (node, seen) in written.nodes.iter().zip(seen) {
+                let seen = seen.map(|seen| stage(&seen.holders, seen.shown, written.mode));
+                let (reached, words) = match seen {
                     Ok(stage) => describe(&stage, written.mode),
                     // It is written already, and the server may be back with the next look.
                     Err(error) => (
@@ -121,9 +123,7 @@ impl Switch {
                         format!("can't be looked at now: {error}"),
                     ),
                 };
-                if reached == Outcome::NotInForce || outcome == Outcome::Complete {
-                    outcome = reached;
-                }
+                outcome = outcome.max(reached);
                 if told.get(node.as_str()) != Some(&words) {
                     tell(&format!("{node}: {words}"));
                     told.insert(node, words);
@@ -294,14 +294,6 @@ impl Switch {
     }
 }
 
-async fn look(cluster: &Cluster, node: &str, mode: Mode) -> Result<Stage, client::Error> {
-    Ok(stage(
-        &cluster.view(node).await?,
-        cluster.shown(node).await?,
-        mode,
-    ))
-}
-
 /// The profile that has a mode: the node's own, none, or the only one.
 fn choose(document: &Document, mode: Mode, own: Option<&str>) -> Result<Option<String>, Error> {
     let has = |profile: Option<&str>| {
@@ -335,7 +327,8 @@ fn choose(document: &Document, mode: Mode, own: Option<&str>) -> Result<Option<S
     }
 }
 
-fn mode_of(word: &str) -> Option<Mode> {
+/// The mode with that name.
+pub(crate) fn mode_of(word: &str) -> Option<Mode> {
     Mode::ALL.into_iter().find(|mode| mode.as_str() == word)
 }
 
