@@ -330,12 +330,15 @@ impl Transition {
             });
         }
         let hold = Hold::exclusive(HoldKind::Granted { id: id.clone() }, self.now.wall);
-        self.pool.ledger.take(unit, hold);
+        // One that was about to leave takes the room of another below a lowered limit.
+        self.keeping_promises(|transition| {
+            transition.pool.ledger.take(unit, hold);
+            transition.turn(unit, Face::Legacy);
+        });
         self.pool
             .seen
             .answered
             .insert(unit.clone(), self.now.uptime);
-        self.turn(unit, Face::Legacy);
         unit.clone()
     }
 

@@ -438,18 +438,25 @@ impl Transition {
         &self.pool
     }
 
-    /// Takes new settings. They open and close offers, and touch no hold (rule 9). What a lower limit keeps counted
-    /// pods from leaves their side as in any move: it was promised to them by the count.
+    /// Takes new settings. They open and close offers, and touch no hold (rule 9).
     pub fn configure(&mut self, settings: Settings) {
+        self.keeping_promises(|transition| transition.pool.settings = settings);
+        self.settle();
+    }
+
+    /// Makes a change. What a limit keeps counted pods from since leaves their side as in any move: it was promised to
+    /// them by the count, and one that is bound already must find it.
+    pub(crate) fn keeping_promises(&mut self, change: impl FnOnce(&mut Self)) {
         let shown = |pool: &Pool| -> BTreeSet<UnitId> {
             pool.on_offer(Face::Legacy).into_iter().cloned().collect()
         };
         let before = shown(&self.pool);
-        self.pool.settings = settings;
+        change(self);
         for unit in before.difference(&shown(&self.pool)) {
-            self.send_out(unit);
+            if self.pool.is_free_for(unit, Face::Legacy) {
+                self.send_out(unit);
+            }
         }
-        self.settle();
     }
 
     pub(crate) fn report(&mut self, report: Report) {

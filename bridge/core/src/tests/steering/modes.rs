@@ -7,7 +7,7 @@ use expect_test::expect;
 use proptest::prelude::*;
 
 use super::super::kit::{allocated, in_flight, listing, live, unit};
-use super::world::{World, changes, limits};
+use super::world::{Event, World, changes, limits, serve_all};
 use super::{CALM, check, pass, resting, sides};
 use crate::{Face, Health, Limits, Mode, Settings};
 
@@ -145,6 +145,31 @@ fn a_lower_limit_lets_those_in_who_were_promised_a_unit_before() {
         "those that are held: {}",
         sides(&daemon)
     );
+}
+
+#[test]
+fn a_lower_limit_lets_those_in_who_were_promised_a_unit_that_a_claim_was_allocated_meanwhile() {
+    let mut world = World::new(2, Limits::default());
+    for event in [
+        Event::Claim,
+        Event::Claim,
+        Event::Drop(0),
+        Event::Bind(1),
+        Event::Bind(1),
+    ] {
+        world.play(&event);
+    }
+    let limited = Settings {
+        limits: Limits {
+            legacy: Some(1),
+            dra: None,
+        },
+        ..Settings::default()
+    };
+    world.daemon.act(|t| t.configure(limited));
+    world.tell();
+    serve_all(&mut world);
+    assert_eq!(sides(&world.daemon), "BB");
 }
 
 fn settings() -> impl Strategy<Value = Settings> {
