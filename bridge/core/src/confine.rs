@@ -11,6 +11,7 @@ use crate::id::UnitId;
 use crate::ledger::{Side, UnitKind, UnitRecord};
 use crate::pool::{Pool, Transition};
 use crate::settings::{Face, Limits, Mode, Settings};
+use crate::split::Spare;
 
 /// The free units that are shared out, and how many of the others each face shows beside them.
 pub(crate) struct Shared {
@@ -173,13 +174,11 @@ impl Transition {
     /// The same at once, where the count can't be lowered; but what counted pods in flight need stays with them.
     pub(crate) fn confine_at_once(&mut self, may_turn: impl Fn(&UnitId) -> bool) {
         let free = self.pool.free_units();
-        let counted = free.iter().filter(|(_, side)| *side == Side::Legacy);
-        let mut spare = counted.count().saturating_sub(self.pool.due());
+        let mut spare = Spare::of(&self.pool);
         for (unit, side) in free.iter().filter(|(unit, _)| may_turn(unit)) {
             match (self.pool.confined_to(unit), side) {
                 (Some(Face::Legacy), Side::Dra) => self.turn(unit, Face::Legacy),
-                (Some(Face::Dra), Side::Legacy) if spare > 0 => {
-                    spare -= 1;
+                (Some(Face::Dra), Side::Legacy) if spare.leaves(unit) => {
                     self.turn(unit, Face::Dra);
                 }
                 _ => {}

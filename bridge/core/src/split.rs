@@ -4,6 +4,8 @@
 //! reached by moves, as any other change of side, so that a change of mode or limits refuses nobody who was promised
 //! a unit before; where it can't be, free units turn at once.
 
+use std::collections::BTreeSet;
+
 use crate::hold::Hold;
 use crate::id::UnitId;
 use crate::ledger::Side;
@@ -63,6 +65,35 @@ impl Pool {
     }
 }
 
+/// What may leave the counted side at once: what it does not show, and of what it shows all but as many as counted pods
+/// in flight need. A limit can hide units, and those are no help to them.
+pub(crate) struct Spare {
+    shown: BTreeSet<UnitId>,
+    left: usize,
+}
+
+impl Spare {
+    pub(crate) fn of(pool: &Pool) -> Self {
+        let shown = pool.on_offer(Face::Legacy).into_iter();
+        let shown: BTreeSet<UnitId> = shown
+            .filter(|unit| pool.ledger.holds_touching(unit).next().is_none())
+            .cloned()
+            .collect();
+        let left = shown.len().saturating_sub(pool.due());
+        Self { shown, left }
+    }
+
+    /// Whether this unit may leave; it is taken for gone then.
+    pub(crate) fn leaves(&mut self, unit: &UnitId) -> bool {
+        if !self.shown.contains(unit) {
+            return true;
+        }
+        let may_leave = self.left > 0;
+        self.left = self.left.saturating_sub(1);
+        may_leave
+    }
+}
+
 impl Transition {
     /// Gives each face its share again, by turning free units at once, of those that `may_turn`.
     pub(crate) fn rebalance(&mut self, may_turn: impl Fn(&UnitId) -> bool) {
@@ -80,9 +111,10 @@ impl Transition {
         // Claims are given devices from the head of the list and counted pods from its tail, so units turn to
         // claims from the head and to counted pods from the tail.
         if have > want {
-            let free: Vec<_> = free.iter().filter(|(_, it)| *it == Side::Legacy).collect();
-            let spare = free.len().saturating_sub(self.pool.due());
-            for (unit, _) in free.into_iter().take((have - want).min(spare)) {
+            let mut spare = Spare::of(&self.pool);
+            let free = free.iter().filter(|(_, side)| *side == Side::Legacy);
+            let spared = free.filter(|(unit, _)| spare.leaves(unit));
+            for (unit, _) in spared.take(have - want) {
                 self.turn(unit, Face::Dra);
             }
         } else {

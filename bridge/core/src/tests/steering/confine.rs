@@ -6,9 +6,9 @@ use expect_test::expect;
 use proptest::prelude::*;
 
 use super::super::kit::{allocated, in_flight, listing, live};
-use super::world::{World, changes, event, invariant_sides, limits, serve_all};
+use super::world::{Event, World, changes, event, invariant_sides, limits, serve_all};
 use super::{CALM, check, end_pods, pass, resting, resting_with, sides};
-use crate::{DeviceRule, Face, Faces, Health, Matcher, Mode, Settings, Weights};
+use crate::{DeviceRule, Face, Faces, Health, Limits, Matcher, Mode, Settings, Weights};
 
 const LEGACY: Faces = Faces {
     legacy: true,
@@ -205,6 +205,28 @@ fn without_the_right_to_lower_the_count_the_split_leaves_what_is_kept() {
     daemon.act(|t| t.configure(settings));
     daemon.act(|t| t.observe_node(None));
     check(&daemon, &expect!["LDDL count 2"]);
+}
+
+#[test]
+fn without_the_right_to_lower_the_count_a_limit_and_a_rule_leave_what_pods_in_flight_were_promised()
+{
+    let mut world = World::new(4, Limits::default());
+    world.play(&Event::Bind(2));
+    world.play(&Event::LoseNode);
+    let limited = Settings {
+        mode: Mode::Legacy,
+        limits: Limits {
+            legacy: Some(0),
+            dra: None,
+        },
+        ..rules(&[DRA, DRA])
+    };
+    for settings in [rules(&[Faces::BOTH, Faces::BOTH, DRA]), limited] {
+        world.daemon.act(|t| t.configure(settings));
+        world.tell();
+        invariant_sides(&world);
+    }
+    serve_all(&mut world);
 }
 
 fn faces() -> impl Strategy<Value = Faces> {
