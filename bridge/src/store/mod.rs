@@ -45,6 +45,7 @@ pub use self::hostile::read_files;
 pub use self::inspect::{InspectError, Inspected, inspect};
 use self::lock::Lock;
 use self::own_file::read_own;
+pub(crate) use self::own_file::read_trusted;
 use self::unknown::Unknown;
 
 /// The ledger's file in the state folder.

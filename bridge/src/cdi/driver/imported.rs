@@ -1,16 +1,14 @@
 //! The common part of the CDI spec that NVIDIA's toolkit keeps on the host: it knows the driver's files better than
 //! anybody else. `serde_yaml` is in here because that spec is YAML.
 
-use std::fs::File;
-use std::io::{self, Read};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::io;
 use std::path::Path;
 
-use rustix::fs::OFlags;
 use serde::Deserialize;
 
 use super::DriverFiles;
 use crate::cdi::spec::{Hook, Mount};
+use crate::store::read_trusted;
 
 /// A spec of a node with 16 GPUs and their MIG instances has some 100 kB.
 const FILE_LIMIT: u64 = 1024 * 1024;
@@ -35,12 +33,9 @@ pub(super) enum Unused {
     /// There is none.
     #[error("it is not there")]
     Absent,
-    /// It can't be read.
+    /// It can't be read, or others can have written it.
     #[error("it can't be read: {0}")]
     Unreadable(io::Error),
-    /// It is not what the toolkit would leave there.
-    #[error("{0}")]
-    Untrusted(&'static str),
     /// It is no spec, or has something that this version does not know.
     #[error("it is not understood: {0}")]
     Unknown(String),
@@ -81,9 +76,15 @@ struct Edits {
 
 /// Reads the common part of a spec that was made for this driver.
 pub(super) fn read(path: &Path, version: &str) -> Result<DriverFiles, Unused> {
-    let text = text(path)?;
+    let text = read_trusted(path, FILE_LIMIT).map_err(|error| {
+        if error.kind() == io::ErrorKind::NotFound {
+            Unused::Absent
+        } else {
+            Unused::Unreadable(error)
+        }
+    })?;
     let spec: Spec =
-        serde_yaml::from_str(&text).map_err(|error| Unused::Unknown(error.to_string()))?;
+        serde_yaml::from_slice(&text).map_err(|error| Unused::Unknown(error.to_string()))?;
     let edits = spec.container_edits;
     check(&edits)?;
     let made_for = edits.mounts.iter().find_map(version_in);
@@ -104,39 +105,6 @@ pub(super) fn read(path: &Path, version: &str) -> Result<DriverFiles, Unused> {
         mounts: edits.mounts,
         hooks: edits.hooks,
     })
-}
-
-fn text(path: &Path) -> Result<String, Unused> {
-    // A FIFO that somebody put there would otherwise be waited for.
-    let file = File::options()
-        .read(true)
-        .custom_flags(OFlags::NONBLOCK.bits().cast_signed())
-        .open(path);
-    let file = file.map_err(|error| {
-        if error.kind() == io::ErrorKind::NotFound {
-            Unused::Absent
-        } else {
-            Unused::Unreadable(error)
-        }
-    })?;
-    let found = file.metadata().map_err(Unused::Unreadable)?;
-    if !found.is_file() {
-        return Err(Unused::Untrusted("it is no file"));
-    }
-    let owner = found.uid();
-    if owner != 0 && owner != rustix::process::geteuid().as_raw() {
-        return Err(Unused::Untrusted("its owner is not root"));
-    }
-    if found.mode() & 0o022 != 0 {
-        return Err(Unused::Untrusted("others than its owner may write to it"));
-    }
-    if found.size() > FILE_LIMIT {
-        return Err(Unused::Untrusted("it is larger than any such spec"));
-    }
-    let mut text = String::new();
-    let read = file.take(FILE_LIMIT).read_to_string(&mut text);
-    read.map_err(Unused::Unreadable)?;
-    Ok(text)
 }
 
 /// What a runtime would check.

@@ -19,8 +19,8 @@ use super::spec::{Hook, Mount};
 
 /// What NVIDIA's toolkit calls its spec (`nvidia-cdi-refresh`).
 const TOOLKIT_SPEC: &str = "nvidia.yaml";
-/// How long what was found is believed, while nothing says that it has changed: an answer must not wait for some
-/// thousand files to be looked at, and what an installer adds is there for the pod after the next.
+/// How long what was looked for is believed: an answer waits while some thousand names are read, and what an installer
+/// adds shall be there for the pods that come after it. What was taken over changes with the toolkit's spec alone.
 const FRESH: Duration = Duration::from_secs(30);
 
 /// What a container gets of the driver.
@@ -62,6 +62,13 @@ struct Found {
     unused: Option<String>,
 }
 
+impl Found {
+    /// Whether it was taken over from the toolkit's spec.
+    fn is_imported(&self) -> bool {
+        self.spec.is_some() && self.unused.is_none()
+    }
+}
+
 /// Enough of a file to see that it was replaced, written or closed to others: inode, size, mode, and when it changed.
 type Version = (u64, u64, u32, i64, i64);
 
@@ -85,7 +92,7 @@ impl Finder {
         if let Some(known) = &*found
             && known.version == version
             && known.spec == spec
-            && known.at.elapsed() < FRESH
+            && (known.is_imported() || known.at.elapsed() < FRESH)
         {
             return Arc::clone(&known.files);
         }
@@ -108,14 +115,8 @@ impl Finder {
         match imported::read(&self.spec, version) {
             Ok(files) => (files, None),
             Err(why) => {
-                let unused = match why {
-                    imported::Unused::Absent => None,
-                    imported::Unused::Unreadable(_)
-                    | imported::Unused::Untrusted(_)
-                    | imported::Unused::Unknown(_)
-                    | imported::Unused::NoVersion
-                    | imported::Unused::OtherVersion { .. } => Some(why.to_string()),
-                };
+                let is_there = !matches!(why, imported::Unused::Absent);
+                let unused = is_there.then(|| why.to_string());
                 (lookup::find(&self.root, version), unused)
             }
         }
