@@ -17,8 +17,8 @@ const LONGER_QUIET: u32 = 8;
 /// controllers, which come again. Few, since only those are seen that got a unit: of a burst of six and six on eight
 /// units it may be six of one kind and two of the other.
 const CROWD: u32 = 2;
-/// For so long nothing rests after them, and after each contest within this time. All of them are on their way before a taint or a count can follow, so what
-/// rests when they come again is a race that one in twenty of their claims has lost.
+/// For so long nothing rests after them, and after each contest within this time. All of them are on their way before a
+/// taint or a count can follow, so what rests when they come again is a race that one in twenty of their claims has lost.
 const APART_AFTER_CROWD: Duration = Duration::from_secs(60);
 /// For so long nothing rests after a lost race: the rest is a bet that pods of both kinds do not come within the time
 /// that a taint takes, and here they do. Bursts of two controllers come again.

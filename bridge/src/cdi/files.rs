@@ -188,8 +188,8 @@ impl CdiFiles {
         }
     }
 
-    /// Whether a container could start with this unit: its own node and the driver's are there. To be asked before
-    /// the unit is given to anybody.
+    /// Whether a container could start with this unit: its own node and the driver's are there. To be asked before each
+    /// answer, since one about what a claim has already is given whether the unit is [unfit](Self::unfit) or not.
     ///
     /// # Errors
     /// [`Error::Node`], naming the first node that is not fit.
@@ -226,8 +226,8 @@ impl CdiFiles {
 
     /// Writes the spec that answers to `Allocate` point into: all units with the minor numbers of their GPUs.
     ///
-    /// Costs a read when nothing has changed, so that it can be called before each answer: `nvidia-uvm` may have
-    /// turned up since.
+    /// Costs a read when nothing has changed, so that it can be called before each answer: optional nodes and files of
+    /// the driver may have turned up since.
     ///
     /// # Errors
     /// The file can't be written.

@@ -51,25 +51,21 @@ const LINKS_LIMIT: usize = 3;
 
 /// Everything that is there; nothing, if the driver's libraries are not.
 pub(super) fn find(root: &DriverRoot, version: &str) -> DriverFiles {
-    let folders = LIBRARY_FOLDERS.iter();
-    let mut found = folders.map(|folder| (*folder, libraries(&root.here.join(folder), version)));
-    let has_cuda =
-        |names: &BTreeMap<String, String>| names.contains_key(&format!("{CUDA}{version}"));
-    let Some((folder, names)) = found.find(|(_, names)| has_cuda(names)) else {
+    let has_cuda = |folder: &&str| {
+        let library = root.here.join(folder).join(format!("{CUDA}{version}"));
+        library.symlink_metadata().is_ok_and(|it| it.is_file())
+    };
+    let Some(folder) = LIBRARY_FOLDERS.into_iter().find(has_cuda) else {
         return DriverFiles::default();
     };
     let mut mounts = Vec::new();
-    let vdpau = format!("{folder}/{VDPAU}");
-    let beside = libraries(&root.here.join(&vdpau), version);
-    for (folder, names) in [(folder, names), (vdpau.as_str(), beside)] {
-        let mount = |(name, library): (&String, &String)| {
-            file(
-                root,
-                &format!("{folder}/{library}"),
-                &format!("{folder}/{name}"),
-            )
+    for folder in [folder, &format!("{folder}/{VDPAU}")] {
+        let names = libraries(&root.here.join(folder), version).into_iter();
+        let mount = |(name, library)| {
+            let (from, to) = (format!("{folder}/{library}"), format!("{folder}/{name}"));
+            file(root, &from, &to)
         };
-        mounts.extend(names.iter().filter_map(mount));
+        mounts.extend(names.filter_map(mount));
     }
     for program in PROGRAMS {
         let paths = PROGRAM_FOLDERS
