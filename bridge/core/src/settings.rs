@@ -25,7 +25,7 @@ impl Face {
 
     /// What users ask for through it: the resource, or the driver.
     #[must_use]
-    pub fn served_name(self) -> &'static str {
+    pub const fn served_name(self) -> &'static str {
         match self {
             Self::Legacy => "nvidia.com/gpu",
             Self::Dra => "gpu.nvidia.com",

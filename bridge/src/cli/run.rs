@@ -4,14 +4,14 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-use bridge_core::{PodUid, is_object_name};
+use bridge_core::{Face, PodUid, is_object_name};
 use clap::Args;
 
 use crate::admin::{SOCKET_PATH_LIMIT_BYTES, own_admin_socket};
 use crate::config::{MapName, Source};
 
 /// Driver name and folder of its state below `<kubelet-dir>/plugins`.
-const DRIVER: &str = "gpu.nvidia.com";
+const DRIVER: &str = Face::Dra.served_name();
 
 /// The flags of `run` as they were written. Every value is text here, so that all that is wrong is told at once;
 /// [`RunArgs::check`] makes [`RunOptions`] of them.

@@ -18,7 +18,7 @@ mod wire;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use bridge_core::{ContainerEdits, DeviceId, Listing};
+use bridge_core::{ContainerEdits, DeviceId, Face, Listing};
 use futures::future::BoxFuture;
 
 use crate::arbiter::GrantedDevice;
@@ -29,7 +29,7 @@ pub use node_status::{
 pub use register::{Error, RegistrationState, run};
 
 /// The extended resource that is served. Its name is NVIDIA's, so that existing pods need no change.
-pub const RESOURCE: &str = "nvidia.com/gpu";
+pub const RESOURCE: &str = Face::Legacy.served_name();
 
 /// Asks pod-resources now for the pods that may have the ids of an `Allocate`; the error says in words why there is no
 /// answer. Rule 5 needs it inside `Allocate`, so it must not be a `List`, see [`Handle::no_allocate`].

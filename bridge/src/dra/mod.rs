@@ -21,6 +21,8 @@ pub mod slices;
 mod successor;
 mod wire;
 
+use bridge_core::Face;
+
 use crate::follow::chain;
 
 pub use bridge_core::TAINT_KEY;
@@ -32,4 +34,4 @@ pub use service::{ASK_AGAIN, CALL_LIMIT, WAIT_LIMIT};
 pub use slices::{PublishState, TaintSupport};
 
 /// The driver's name: in claims, slices, DeviceClasses and socket paths. Users have written it into their claims.
-pub const DRIVER: &str = "gpu.nvidia.com";
+pub const DRIVER: &str = Face::Dra.served_name();

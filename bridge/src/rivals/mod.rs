@@ -31,10 +31,10 @@ use sockets::{Folder, Kind};
 use view::{Verdict, View};
 
 /// The extended resource of counted pods.
-const RESOURCE: &str = "nvidia.com/gpu";
+const RESOURCE: &str = Face::Legacy.served_name();
 
 /// The DRA driver of claim pods.
-const DRIVER: &str = "gpu.nvidia.com";
+const DRIVER: &str = Face::Dra.served_name();
 
 /// How often the two folders are read. A plugin makes its socket before it registers, so the sooner it is seen the
 /// fewer calls it gets; two small folders cost nothing.

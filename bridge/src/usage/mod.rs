@@ -19,6 +19,8 @@ mod processes;
 use std::fmt::Write as _;
 use std::time::Duration;
 
+use bridge_core::Face;
+
 pub use adoption::{AdoptionInputs, UnitMinors, UnpreparedClaims, run_adoption};
 pub use checkpoint::checkpointed_claims;
 pub use pending::{DemandState, run_pending};
@@ -30,10 +32,10 @@ pub use processes::{pod_of_process, process_name};
 pub use hostile::read_checkpoints;
 
 /// The extended resource of counted pods.
-const RESOURCE: &str = "nvidia.com/gpu";
+const RESOURCE: &str = Face::Legacy.served_name();
 
 /// The DRA driver of claim pods.
-const DRIVER: &str = "gpu.nvidia.com";
+const DRIVER: &str = Face::Dra.served_name();
 
 /// Trouble that goes on is logged once in this time.
 const LOG_AGAIN: Duration = Duration::from_secs(60);
