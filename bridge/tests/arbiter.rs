@@ -33,6 +33,13 @@ fn gpu(number: u32) -> Gpu {
     h100(number, UnitId::new(format!("GPU-{number}")).unwrap())
 }
 
+fn counted_alone() -> Settings {
+    Settings {
+        mode: Mode::Legacy,
+        ..Settings::default()
+    }
+}
+
 /// An arbiter of an empty ledger in `state`, which asks for the processes of up to eight GPUs and finds none.
 fn arbiter(folder: &Path, settings: Settings, asked: &Arc<AtomicUsize>) -> (Arbiter, Handle) {
     let (store, _) = Store::open(&folder.join("state"), BootId::unknown()).unwrap();
@@ -110,11 +117,7 @@ async fn a_move_that_can_not_be_saved_is_tried_again_at_leisure_and_made_in_the_
 #[tokio::test]
 async fn calls_that_wait_together_are_saved_together() {
     let folder = tempfile::tempdir().unwrap();
-    let settings = Settings {
-        mode: Mode::Legacy,
-        ..Settings::default()
-    };
-    let (arbiter, handle) = arbiter(folder.path(), settings, &Arc::default());
+    let (arbiter, handle) = arbiter(folder.path(), counted_alone(), &Arc::default());
     let running = tokio::spawn(arbiter.run());
     about_to_rest(&handle, 8).await;
     // Each save has the next generation, and a save is one file and two flushes.
@@ -140,6 +143,32 @@ async fn calls_that_wait_together_are_saved_together() {
     let on_disk = fs::read_to_string(folder.path().join("state/ledger.json")).unwrap();
     let on_disk: serde_json::Value = serde_json::from_str(&on_disk).unwrap();
     assert_eq!(on_disk["content"]["generation"], saves());
+    drop(handle);
+    running.await.unwrap();
+}
+
+#[tokio::test]
+async fn a_gpu_without_its_device_node_is_not_given_in_the_moment_in_which_it_is_first_seen() {
+    let folder = tempfile::tempdir().unwrap();
+    let (arbiter, handle) = arbiter(folder.path(), counted_alone(), &Arc::default());
+    fs::remove_file(folder.path().join("dev/nvidia0")).unwrap();
+    let running = tokio::spawn(arbiter.run());
+    let request = AllocateRequest {
+        ids: vec![DeviceId::parse("GPU-0").unwrap()],
+        patience: Patience::LastCall,
+    };
+    // On one thread both have been asked, in this order, before the arbiter takes the first.
+    let (seen, answer) = futures::future::join(
+        handle.observe(Observation::Inventory(Inventory::Seen(vec![gpu(0)]))),
+        handle.allocate(request, None),
+    )
+    .await;
+    seen.unwrap();
+    let answer = answer.unwrap();
+    let AllocateReply::Refused(refusal) = &answer else {
+        panic!("{answer:?}");
+    };
+    assert_eq!(refusal.reason(), "DeviceNodeMissing", "{refusal}");
     drop(handle);
     running.await.unwrap();
 }

@@ -190,16 +190,7 @@ impl Arbiter {
         let unfit = self.unfit(&minors).await;
         let mut transition = self.pool.begin(now, processes);
         transition.observe_unfit(unfit);
-        let answers: Vec<Answer> = batch
-            .into_iter()
-            .map(|call| decide(&mut transition, call))
-            .collect();
-        let seen_now = minors_of(transition.pool());
-        if seen_now != minors {
-            // Nothing is offered that was not looked at.
-            let unfit = self.unfit(&seen_now).await;
-            transition.observe_unfit(unfit);
-        }
+        let (answers, seen_now) = self.decide_all(&mut transition, batch, minors).await;
         transition.pass_time();
         let operations = answers.iter().filter_map(Answer::operation);
         steps::planned(self.pool.ledger(), transition.pool().ledger(), operations);
@@ -248,6 +239,27 @@ impl Arbiter {
             self.answer(answer).await;
             steps::reached(Step::Answered);
         }
+    }
+
+    /// Decides calls one after the other; which units there are then comes with the answers. What a call brings is looked
+    /// at before the next one: nothing is given or offered that was not.
+    async fn decide_all(
+        &mut self,
+        transition: &mut Transition,
+        batch: Vec<Call>,
+        mut known: Vec<(UnitId, u32)>,
+    ) -> (Vec<Answer>, Vec<(UnitId, u32)>) {
+        let mut answers = Vec::with_capacity(batch.len());
+        for call in batch {
+            answers.push(decide(transition, call));
+            let minors = minors_of(transition.pool());
+            if minors != known {
+                let unfit = self.unfit(&minors).await;
+                transition.observe_unfit(unfit);
+                known = minors;
+            }
+        }
+        (answers, known)
     }
 
     /// Asks for the processes; without an answer all of them are unknown.

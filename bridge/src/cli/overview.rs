@@ -478,6 +478,21 @@ mod tests {
     }
 
     #[test]
+    fn a_gpu_that_no_container_could_use_is_shown_as_one_without_its_node() {
+        let mut page = golden();
+        page.units[8].lacks = Some("/dev/nvidia8 is missing".to_owned());
+        for shape in [Shape::Narrow, Shape::Wide] {
+            let text = describe(&page, &look(shape));
+            let mut rows = text.lines().filter(|line| line.contains("  no node  "));
+            assert!(
+                rows.next().is_some_and(|row| row.starts_with("gpu-8 ")),
+                "{text}"
+            );
+            assert_eq!(rows.next(), None, "{text}");
+        }
+    }
+
+    #[test]
     fn a_mode_that_closes_a_face_names_whom_it_waits_for() {
         let mut page = golden();
         let waits = |page: &StatusPage| {
