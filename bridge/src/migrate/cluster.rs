@@ -9,11 +9,12 @@ use futures::StreamExt as _;
 use futures::stream::iter;
 use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod};
 use k8s_openapi::api::resource::v1::{Device, DeviceClass, ResourceClaim, ResourceSlice};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::api::{ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use serde_json::json;
 
-use super::plan::{Holder, Mapped, MappedClass, NodeView};
+use super::plan::{Holder, Mapped, MappedClass, Marks, NodeView};
 use super::progress::Shown;
 use crate::client::{self, Error, answer, every};
 use crate::config::MapName;
@@ -42,6 +43,70 @@ struct Offer {
 pub(super) struct Seen {
     pub(super) shown: Shown,
     pub(super) holders: Vec<Holder>,
+}
+
+/// Labels by which cluster-autoscaler expects a count of GPUs above 0 (kubernetes/autoscaler, `cloudprovider/*`,
+/// `GPULabel`; `processors/customresources/gpu_processor.go`).
+const GPU_LABELS: [&str; 3] = [
+    "cloud.google.com/gke-accelerator",
+    "k8s.amazonaws.com/accelerator",
+    "kubernetes.azure.com/accelerator",
+];
+/// With this label it expects none (`cloudprovider/gce/dynamicresources.go`).
+const DRA_LABEL: (&str, &str) = ("cloud.google.com/gke-gpu-dra-driver", "true");
+
+/// What of a Node others go by.
+fn marks_of(node: &Node) -> Marks {
+    let labels = node.metadata.labels.iter().flatten();
+    let labels: BTreeMap<&str, &str> = labels.map(|(key, value)| (&**key, &**value)).collect();
+    let (is_spared, value) = DRA_LABEL;
+    let is_spared = labels.get(is_spared) == Some(&value);
+    let mut gpu_labels = GPU_LABELS.into_iter();
+    let taints = node
+        .spec
+        .iter()
+        .flat_map(|spec| spec.taints.iter().flatten());
+    let taints = taints.filter(|taint| taint.key == Face::Legacy.served_name());
+    Marks {
+        expects_count: gpu_labels.find(|label| labels.contains_key(label) && !is_spared),
+        taints: taints
+            .map(|taint| {
+                let value = taint.value.as_ref().filter(|value| !value.is_empty());
+                let value = value.map_or(String::new(), |value| format!("={value}"));
+                format!("{}{value}:{}", taint.key, taint.effect)
+            })
+            .collect(),
+    }
+}
+
+/// A class that has the name of the counted resource. Of several the first in order counts: the newest, and of two of
+/// one moment the first by name (KEP-5004).
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Candidate {
+    created: Reverse<Option<Time>>,
+    name: String,
+}
+
+impl Candidate {
+    /// `None`: it has another name, or none.
+    pub(crate) fn of(class: &DeviceClass) -> Option<Self> {
+        has_counts_name(class).then(|| Self {
+            created: Reverse(class.metadata.creation_timestamp.clone()),
+            name: class.metadata.name.clone().unwrap_or_default(),
+        })
+    }
+}
+
+/// The class that counts among these.
+pub(crate) fn effective(candidates: impl Iterator<Item = Candidate>) -> Option<MappedClass> {
+    let mut candidates: Vec<Candidate> = candidates.collect();
+    candidates.sort();
+    let mut names = candidates.into_iter().map(|candidate| candidate.name);
+    let name = names.next()?;
+    Some(MappedClass {
+        name,
+        passed_over: names.collect(),
+    })
 }
 
 /// The cluster, as the caller may see it.
@@ -75,6 +140,12 @@ impl Cluster {
             holders,
             doubts: Vec::new(),
             mapped: self.mapped().await,
+            // A caller who may not see the Node is not told of it.
+            marks: self
+                .node(node)
+                .await
+                .map(|node| marks_of(&node))
+                .unwrap_or_default(),
         })
     }
 
@@ -147,25 +218,12 @@ impl Cluster {
     /// The class by which counted pods are made to claim.
     pub(super) async fn mapped(&self) -> Mapped {
         let classes = Api::<DeviceClass>::all(self.client.clone());
+        let of = |class: DeviceClass| Candidate::of(&class);
         // A caller who may not see classes is told that this is not known.
-        let created_and_name = |class: DeviceClass| {
-            has_counts_name(&class).then_some((
-                Reverse(class.metadata.creation_timestamp),
-                class.metadata.name,
-            ))
-        };
-        let mapped = every(&classes, ListParams::default(), created_and_name).await;
-        let Ok(mut mapped) = mapped else {
+        let Ok(candidates) = every(&classes, ListParams::default(), of).await else {
             return Mapped::Unknown;
         };
-        mapped.sort();
-        let mut names = mapped.into_iter().filter_map(|(_, name)| name);
-        names.next().map_or(Mapped::No, |name| {
-            Mapped::By(MappedClass {
-                name,
-                passed_over: names.collect(),
-            })
-        })
+        effective(candidates.into_iter()).map_or(Mapped::No, Mapped::By)
     }
 
     /// The profile that a node's label names.

@@ -94,6 +94,17 @@ pub struct NodeView {
     pub doubts: Vec<String>,
     /// What becomes of counted pods without the device plugin.
     pub mapped: Mapped,
+    /// What others read of the Node; empty where the Node was not read.
+    pub marks: Marks,
+}
+
+/// What of a Node the autoscaler and pods go by.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Marks {
+    /// Its label by which cluster-autoscaler expects a count of GPUs above 0.
+    pub expects_count: Option<&'static str>,
+    /// Its taints with the counted resource as their key, as `key=value:effect`.
+    pub taints: Vec<String>,
 }
 
 /// What a change of mode means.
@@ -138,7 +149,7 @@ pub fn plan(view: &NodeView, to: Mode) -> Plan {
 }
 
 fn next(view: &NodeView, to: Mode) -> Vec<String> {
-    let mut next = counted_next(&view.mapped, to);
+    let mut next = counted_next(view, to);
     if !to.opens(Face::Dra) {
         let waits = "pods with claims for gpu.nvidia.com find no GPU on this node and wait, or go elsewhere";
         next.push(waits.to_owned());
@@ -156,11 +167,25 @@ fn next(view: &NodeView, to: Mode) -> Vec<String> {
     next.push(format!(
         "pods with claims for gpu.nvidia.com get free GPUs of this node; a quota of requests.nvidia.com/gpu {quota}"
     ));
+    if !view.marks.taints.is_empty() {
+        next.push(format!(
+            "these pods have to tolerate {} themselves: what adds a toleration to pods that ask for a count \
+             (ExtendedResourceToleration) does not see claims",
+            view.marks.taints.join(" and ")
+        ));
+    }
+    if let Some(label) = view.marks.expects_count {
+        next.push(format!(
+            "cluster-autoscaler judges by the count alone whether a node with the label {label} is in use, so pods with \
+             claims do not keep it from being scaled down: migration-guide/autoscalers.md"
+        ));
+    }
     next
 }
 
 /// What changes for pods that ask for a count.
-fn counted_next(mapped: &Mapped, to: Mode) -> Vec<String> {
+fn counted_next(view: &NodeView, to: Mode) -> Vec<String> {
+    let mapped = &view.mapped;
     let mut next = Vec::new();
     if to.opens(Face::Legacy) {
         let served =
@@ -190,8 +215,17 @@ fn counted_next(mapped: &Mapped, to: Mode) -> Vec<String> {
                 .to_owned()
         }
     });
-    let count = "the Node's count of nvidia.com/gpu goes to 0; an autoscaler may take the node for a broken one";
-    next.push(count.to_owned());
+    let broken = view.marks.expects_count.map_or_else(
+        || "an autoscaler may take the node for a broken one".to_owned(),
+        |label| {
+            format!(
+                "with it and the label {label} cluster-autoscaler takes the node for an unready one"
+            )
+        },
+    );
+    next.push(format!(
+        "the Node's count of nvidia.com/gpu goes to 0; {broken}: migration-guide/autoscalers.md"
+    ));
     next
 }
 
@@ -233,6 +267,7 @@ pub fn view_of_page(page: &StatusPage) -> NodeView {
         holders,
         doubts,
         mapped: Mapped::Unknown,
+        marks: Marks::default(),
     }
 }
 
@@ -315,7 +350,7 @@ mod tests {
 
             what changes for the pods that come next:
               pods that ask for nvidia.com/gpu find no GPU on this node, unless a DeviceClass has the extendedResourceName nvidia.com/gpu: look with kubectl get deviceclasses -o yaml
-              the Node's count of nvidia.com/gpu goes to 0; an autoscaler may take the node for a broken one
+              the Node's count of nvidia.com/gpu goes to 0; an autoscaler may take the node for a broken one: migration-guide/autoscalers.md
               pods with claims for gpu.nvidia.com get free GPUs of this node; a quota of requests.nvidia.com/gpu does not count them
         "#]].assert_eq(&plan(&view, Mode::Dra).to_string());
         expect![[r#"
@@ -385,5 +420,27 @@ mod tests {
             "{both}"
         );
         assert!(!said(Mode::Legacy).contains("but not while"));
+    }
+
+    #[test]
+    fn a_plan_says_what_autoscaler_and_taints_mean_for_the_pods_that_come_next() {
+        let mut view = view_of_page(&page());
+        view.marks = Marks {
+            expects_count: Some("k8s.amazonaws.com/accelerator"),
+            taints: vec!["nvidia.com/gpu=present:NoSchedule".to_owned()],
+        };
+        let unready = "label k8s.amazonaws.com/accelerator cluster-autoscaler takes the node for an unready one";
+        let unused = "claims do not keep it from being scaled down";
+        let tolerate = "have to tolerate nvidia.com/gpu=present:NoSchedule themselves";
+        for (to, expected) in [
+            (Mode::Legacy, [false, false, false]),
+            (Mode::Both, [false, true, true]),
+            (Mode::Dra, [true, true, true]),
+            (Mode::Drained, [true, false, false]),
+        ] {
+            let said = plan(&view, to).next.join("\n");
+            let found = [unready, unused, tolerate].map(|words| said.contains(words));
+            assert_eq!(found, expected, "{said}");
+        }
     }
 }

@@ -204,6 +204,30 @@ async fn a_switch_that_is_interrupted_or_out_of_time_goes_on_and_says_so() {
 }
 
 #[tokio::test]
+async fn a_plan_reads_the_taints_of_the_node_and_the_label_that_the_autoscaler_goes_by() {
+    let world = World::of_admin("mode: both\n").await;
+    let label = "cloud.google.com/gke-accelerator";
+    let taints = json!([
+        {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"},
+        {"key": "other", "effect": "NoSchedule"},
+    ]);
+    let labels = json!({label: "nvidia-h100-80gb"});
+    let marked = json!({"metadata": {"labels": labels}, "spec": {"taints": taints}});
+    world.api.patch("nodes", "", NODE, &marked);
+    let plan = ["plan", "--to", "dra", "--node", NODE];
+    let (said, _) = world.said(&plan).await;
+    let unready = format!("{label} cluster-autoscaler takes the node for an unready one");
+    assert!(said.contains(&unready), "{said}");
+    let tolerate = "have to tolerate nvidia.com/gpu=present:NoSchedule themselves";
+    assert!(said.contains(tolerate), "{said}");
+    // With this label it expects no count.
+    let spared = json!({"metadata": {"labels": {"cloud.google.com/gke-gpu-dra-driver": "true"}}});
+    world.api.patch("nodes", "", NODE, &spared);
+    let (said, _) = world.said(&plan).await;
+    assert!(!said.contains(label), "{said}");
+}
+
+#[tokio::test]
 async fn a_class_that_makes_claims_of_counted_pods_is_told_with_the_nodes_where_that_can_happen() {
     let world = World::of_admin("mode: both\nprofiles:\n  legacy: {mode: legacy}\n").await;
     let (said, _) = world.said(&["plan", "--to", "both", "--node", NODE]).await;
