@@ -164,7 +164,7 @@ func TestWithoutValuesTheChartIsTheBase(t *testing.T) {
 }
 
 func TestInAnotherNamespaceRightsAndPoliciesAreThoseOfItsServiceAccount(t *testing.T) {
-	rendered := mustRender(t, "gpus", "config: {mode: both, offers: {demand: watch}}\nnetworkPolicy: {enabled: true}")
+	rendered := mustRender(t, "gpus", "networkPolicy: {enabled: true}")
 	for key, read := range rendered {
 		namespace := at(read, "metadata", "namespace")
 		if namespace != nil && namespace != "gpus" {
@@ -182,11 +182,6 @@ func TestInAnotherNamespaceRightsAndPoliciesAreThoseOfItsServiceAccount(t *testi
 		}
 		if strings.HasPrefix(key, "ValidatingAdmissionPolicy/") && !strings.Contains(string(text), "system:serviceaccount:gpus:gpu-bridge") {
 			t.Errorf("%s is not for the daemon's user:\n%s", key, text)
-		}
-	}
-	for key, want := range base(t, "components/demand") {
-		if strings.HasPrefix(key, "ClusterRole/") && !reflect.DeepEqual(rendered[key], want) {
-			t.Errorf("%s differs: %v", key, rendered[key])
 		}
 	}
 	if rendered["NetworkPolicy/gpu-bridge"] == nil {
@@ -279,9 +274,48 @@ deviceClass: {create: false}
 	}
 }
 
+func TestFromTheApiServerTheConfigurationIsReadByNameWithTheRightOfTheComponent(t *testing.T) {
+	rendered := mustRender(t, "gpus", "configSource: api")
+	for key, want := range base(t, "components/config-map") {
+		if !strings.HasPrefix(key, "Role/") && !strings.HasPrefix(key, "RoleBinding/") {
+			continue
+		}
+		read := rendered[key]
+		if read == nil || at(read, "metadata", "namespace") != "gpus" {
+			t.Fatalf("%s is %v", key, read)
+		}
+		for _, part := range []string{"rules", "roleRef"} {
+			if !reflect.DeepEqual(read[part], want[part]) {
+				t.Errorf("%s differs in %s: %v", key, part, read[part])
+			}
+		}
+		if key == "RoleBinding/gpu-bridge-config" && at(read, "subjects", 0, "namespace") != "gpus" {
+			t.Errorf("%s is for %v", key, at(read, "subjects", 0))
+		}
+	}
+	pod := at(rendered["DaemonSet/gpu-bridge"], "spec", "template", "spec")
+	container := at(pod, "containers", 0)
+	if variable := named(at(container, "env"), "GPU_BRIDGE_CONFIG_MAP"); variable["value"] != "gpus/gpu-bridge" {
+		t.Errorf("the source is %v", variable)
+	}
+	for _, found := range []object{named(at(container, "env"), "GPU_BRIDGE_CONFIG"), named(at(container, "volumeMounts"), "config"), named(at(pod, "volumes"), "config")} {
+		if found != nil {
+			t.Errorf("%v is left", found)
+		}
+	}
+	mounted := mustRender(t, "gpus", "")
+	if mounted["Role/gpu-bridge-config"] != nil {
+		t.Error("a right that nobody needs is given")
+	}
+	if named(at(mounted["DaemonSet/gpu-bridge"], "spec", "template", "spec", "containers", 0, "env"), "GPU_BRIDGE_CONFIG") == nil {
+		t.Error("nothing is read")
+	}
+}
+
 func TestWrongValuesAreRefusedByTheSchema(t *testing.T) {
 	for _, values := range []string{
 		"config: {mode: drianed}",
+		"configSource: file",
 		"confg: {}",
 		"kubeletRootDir: kubelet",
 		"image: {repository: ''}",
