@@ -7,6 +7,7 @@
 //! While another daemon on the node owns the ledger, this one waits for it (`succession`), and gives it to the next
 //! one (`reign`).
 
+mod classes;
 mod conditions;
 mod doctor;
 mod events;
@@ -55,7 +56,7 @@ use crate::{client, device_plugin, dra, usage};
 pub use self::doctor::{Advice, Finding, Level, examine};
 pub use self::nodes::{NodePage, NodeState, Share, all_nodes};
 pub use self::preview::{Foresight, Preview, preview};
-pub use self::rights::{DEMAND_RIGHTS, RIGHTS, Right, WATCH_OF_CLAIMS};
+pub use self::rights::{RIGHTS, Right, WATCH_OF_CLAIMS};
 
 /// How often the processes are looked at for strangers on free units.
 const STRANGER_PERIOD: Duration = Duration::from_secs(5);
@@ -490,6 +491,7 @@ impl Faces<'_> {
         ));
         self.start_dra(tasks);
         self.start_demand(tasks);
+        self.start_classes(tasks);
         self.start_events(tasks, (claims.clone(), pods.clone()));
         let (_, handle, stop) = self.own();
         let (listing, bound) = (self.resources.clone(), pods.clone());

@@ -23,6 +23,9 @@ use tracing::{debug, info, warn};
 /// that died in silence goes unnoticed. client-go uses 5 to 10 minutes; shorter costs the server a request each.
 const WATCH_TIME: Duration = Duration::from_secs(240);
 
+/// The same where nothing is decided by what is seen: on thousands of nodes each request less counts.
+const LONG_WATCH_TIME: Duration = Duration::from_secs(1200);
+
 /// What a watch may run over its time before it counts as dead.
 const WATCH_MARGIN: Duration = Duration::from_secs(10);
 
@@ -39,6 +42,9 @@ const RETRY_FIRST: Duration = Duration::from_millis(250);
 /// The longest pause. A restarted API server is noticed within it; some thousand nodes then come back spread over it.
 const RETRY_LAST: Duration = Duration::from_secs(15);
 
+/// The same where nothing is decided by what is seen. A right that an older installation lacks may be missing for ever.
+const LONG_RETRY_LAST: Duration = Duration::from_secs(300);
+
 /// An error that stays the same is logged once in this time.
 const LOG_AGAIN: Duration = Duration::from_secs(60);
 
@@ -53,11 +59,38 @@ pub(crate) struct Config {
     pub(crate) page_size: u32,
     /// How often everything is listed.
     pub(crate) lists: Lists,
+    /// How closely it is followed.
+    pub(crate) closeness: Closeness,
     /// After this long without a running watch what was seen counts as unknown.
     pub(crate) unknown_after: Duration,
     /// Where it is said why no watch runs, at once and in every attempt; for those who must tell a missing right from
     /// a server that is away.
     pub(crate) trouble: Option<watch::Sender<Trouble>>,
+}
+
+/// How closely something is followed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Closeness {
+    /// Decisions go by what is seen.
+    Close,
+    /// It is told, and nothing is decided by it.
+    Loose,
+}
+
+impl Closeness {
+    fn watch_time(self) -> Duration {
+        match self {
+            Self::Close => WATCH_TIME,
+            Self::Loose => LONG_WATCH_TIME,
+        }
+    }
+
+    fn retry_last(self) -> Duration {
+        match self {
+            Self::Close => RETRY_LAST,
+            Self::Loose => LONG_RETRY_LAST,
+        }
+    }
 }
 
 /// Why no watch runs.
@@ -132,7 +165,8 @@ pub(crate) async fn run<K, T>(
         if let Some(error) = &end.error {
             complaints.about(error);
         }
-        let ran_its_time = opened.elapsed() + WATCH_MARGIN >= WATCH_TIME;
+        let time = follower.config.closeness.watch_time();
+        let ran_its_time = opened.elapsed() + WATCH_MARGIN >= time;
         at = end.version.map(|version| Resume {
             version,
             server: if end.error.is_none() && ran_its_time {
@@ -270,7 +304,7 @@ where
                 resume.server = Server::PerhapsAnother;
             }
             sleep(spread(pause)).await;
-            pause = (pause * 2).min(RETRY_LAST);
+            pause = (pause * 2).min(self.config.closeness.retry_last());
         }
     }
 
@@ -297,7 +331,8 @@ where
     }
 
     async fn open(&self, from: &str) -> Result<Stream<K>, Failed> {
-        let seconds = u32::try_from(WATCH_TIME.as_secs()).unwrap_or(u32::MAX);
+        let time = self.config.closeness.watch_time();
+        let seconds = u32::try_from(time.as_secs()).unwrap_or(u32::MAX);
         let mut params = WatchParams::default().timeout(seconds);
         if let Some(fields) = &self.config.fields {
             params = params.fields(fields);
@@ -367,7 +402,7 @@ where
 
     /// Passes events on until the watch ends. `None`: nobody listens any more.
     async fn pass_on(&self, mut stream: Stream<K>, version: String) -> Option<End> {
-        let deadline = Instant::now() + WATCH_TIME + WATCH_MARGIN;
+        let deadline = Instant::now() + self.config.closeness.watch_time() + WATCH_MARGIN;
         let mut due = self.next_list();
         let mut progress = Progress::from(version);
         let error = loop {
@@ -612,6 +647,7 @@ mod tests {
             fields: None,
             page_size: 10,
             lists,
+            closeness: Closeness::Close,
             unknown_after: UNKNOWN_AFTER,
             trouble: None,
         };

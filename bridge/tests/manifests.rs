@@ -13,7 +13,7 @@ use clap::{CommandFactory as _, Parser as _};
 use gpu_bridge::admin::{HEALTHZ, METRICS, READYZ, STATUS};
 use gpu_bridge::cli::{Cli, Command, RunOptions};
 use gpu_bridge::config::{Config, KEY as CONFIG_KEY, MapName, Source};
-use gpu_bridge::daemon::{DEMAND_RIGHTS, RIGHTS, Right, WATCH_OF_CLAIMS};
+use gpu_bridge::daemon::{RIGHTS, Right, WATCH_OF_CLAIMS};
 use gpu_bridge::dra::DRIVER;
 use k8s_openapi::api::admissionregistration::v1::{
     ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
@@ -358,26 +358,6 @@ fn where_claims_are_noticed_at_bind_they_are_read_by_name_alone() {
     let component: Kustomization = read(&component, &documents(&component)[0]);
     let patched = component.patches.into_iter().filter_map(|patch| patch.path);
     assert_eq!(patched.collect::<Vec<_>>(), ["rbac.yaml"]);
-}
-
-#[test]
-fn for_pods_that_wait_there_is_a_role_of_its_own_that_only_reads() {
-    let folder = manifests().join("components/demand");
-    let asked = rights(&DEMAND_RIGHTS);
-    assert_eq!(rights_in(&folder.join("rbac.yaml")), asked);
-    let reads = ["get", "list", "watch"];
-    assert!(
-        asked
-            .iter()
-            .all(|(_, _, verb)| reads.contains(&verb.as_str()))
-    );
-    assert!(
-        !asked.is_subset(&rights(&RIGHTS)),
-        "without the component something is missing"
-    );
-    let component = folder.join("kustomization.yaml");
-    let component: Kustomization = read(&component, &documents(&component)[0]);
-    assert_eq!(component.resources, ["rbac.yaml"]);
 }
 
 /// The component for Prometheus opens the port that it scrapes, and each of the two says which.

@@ -251,6 +251,7 @@ fn kubernetes_and_protobuf_types_stop_where_they_are_translated() {
             "admin/access",
             "config/map",
             "config/profile",
+            "daemon/classes",
             "daemon/doctor",
             "daemon/nodes",
             "device_plugin/node_status",

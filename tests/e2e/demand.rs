@@ -6,11 +6,10 @@ use std::time::{Duration, Instant};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::api::{Api, ListParams};
 
+use crate::arrivals::a_while;
 use crate::objects::PodSpec;
 use crate::world::{Setup, World, client, tick};
 
-/// The rights for `demand: watch`.
-const DEMAND: &str = "components/demand/rbac.yaml";
 /// The daemon's rights without list and watch of claims.
 const BY_NAME: &str = "components/notice-bind/rbac.yaml";
 /// From when a pod waits for GPUs of the other side until it runs: what is free dwells, moves for the settle time,
@@ -67,7 +66,7 @@ fn of_claims(name: &str, template: &str) -> PodSpec {
 #[tokio::test]
 async fn eight_gpus_of_one_side_go_at_once_to_a_pod_of_the_other_that_waits_for_all() {
     // Nothing rests for half a minute after an arrival, so that only moves bring the GPUs over.
-    let setup = Setup::offering(8, &["demand: watch", "quiet: 30s"]).applying(DEMAND);
+    let setup = Setup::offering(8, &["demand: watch", "quiet: 30s"]);
     let Some(world) = World::start(setup).await else {
         return;
     };
@@ -96,16 +95,14 @@ async fn eight_gpus_of_one_side_go_at_once_to_a_pod_of_the_other_that_waits_for_
 }
 
 #[tokio::test]
-async fn a_pod_that_can_never_run_here_causes_no_write_and_a_missing_right_is_told() {
+async fn a_pod_that_can_never_run_here_causes_no_write() {
     /// Two ticks of the kubelet.
     const REST: Duration = Duration::from_secs(22);
     let Some(world) = World::start(Setup::offering(8, &["demand: watch"])).await else {
         return;
     };
-    world.wait_demand("NoDemandRight").await;
     world.create(PodSpec::counted("served", 1)).await;
     world.runs_within("served", PROMPT).await;
-    world.apply(DEMAND);
     world
         .wait_demand("by what the pods that wait ask for")
         .await;
@@ -123,6 +120,18 @@ async fn a_pod_that_can_never_run_here_causes_no_write_and_a_missing_right_is_to
         world.wait_unschedulable(pod).await;
     }
     world.wait_sides("rest", 7, NEXT).await;
+    // The slice that says so follows.
+    world
+        .wait_for(
+            "nothing is written any more",
+            NEXT,
+            async |world: &World| {
+                let before = world.writes();
+                a_while().await;
+                world.writes().len() == before.len()
+            },
+        )
+        .await;
     let before = world.writes();
     let since = Instant::now();
     while since.elapsed() < REST {
@@ -136,8 +145,7 @@ async fn a_pod_that_can_never_run_here_causes_no_write_and_a_missing_right_is_to
 
 #[tokio::test]
 async fn pods_of_both_kinds_that_wait_for_the_same_gpus_run_one_after_the_other() {
-    let setup = Setup::offering(2, &["demand: watch"]).applying(DEMAND);
-    let Some(world) = World::start(setup).await else {
+    let Some(world) = World::start(Setup::offering(2, &["demand: watch"])).await else {
         return;
     };
     world

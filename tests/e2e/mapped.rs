@@ -4,6 +4,7 @@ use k8s_openapi::api::resource::v1::DeviceClass;
 use kube::api::{Api, PostParams};
 use serde_json::json;
 
+use crate::arrivals::{Arrivals, FEW, a_while};
 use crate::objects::{PodSpec, RUNNING};
 use crate::world::{Setup, World};
 
@@ -68,8 +69,15 @@ async fn beside_a_class_with_the_counts_name_no_counted_pod_gets_stuck_and_none_
     world.delete("claim-0").await;
     world.runs_by_the_count("second").await;
 
-    // Where none is kept the count can be 0, and the scheduler takes the other way. Nobody is lost by that.
+    // Where none is kept the count can be 0, and the scheduler takes the other way. Nobody is lost by that, and the
+    // class is told as soon as it matters.
+    assert!(!world.daemon_log().contains("MappedClass"));
     world.configure("mode: both\n");
+    world
+        .wait_for("the class is told", RUNNING, async |world: &World| {
+            world.daemon_log().contains("MappedClass")
+        })
+        .await;
     for (counted, claim) in [("first", "claim-4"), ("second", "claim-5")] {
         world.delete(counted).await;
         world.claim_one(claim).await;
@@ -107,5 +115,23 @@ async fn beside_a_class_with_the_counts_name_no_counted_pod_gets_stuck_and_none_
     world.create(PodSpec::counted("fifth", 4)).await;
     world.runs_by_the_count("fifth").await;
     assert!(world.record().doubles().is_empty());
+    assert!(world.forbidden().is_empty(), "{:?}", world.forbidden());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn beside_such_a_class_no_counted_pod_of_many_fails_and_none_comes_by_a_claim() {
+    let setup = Setup::offering(4, &["minLegacy: 1"]).impatient();
+    let Some(world) = World::start(setup).await else {
+        return;
+    };
+    world.create_mapped_class().await;
+    world.create_template("one", 1).await;
+    let arrivals = Arrivals::start(&world, FEW);
+    for _ in 0..4 {
+        a_while().await;
+    }
+    arrivals.end("a class with the count's name", &world).await;
+    // The daemon says so of each claim that stands for a count.
+    assert!(!world.daemon_log().contains("CountMadeClaim"));
     assert!(world.forbidden().is_empty(), "{:?}", world.forbidden());
 }

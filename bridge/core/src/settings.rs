@@ -150,3 +150,12 @@ pub struct Settings {
     /// Units that only one face may offer, or none; for each unit the first rule that is for it counts.
     pub devices: Vec<DeviceRule>,
 }
+
+impl Settings {
+    /// Whether the node's count can be 0 while free units are offered to claims. There a scheduler makes claims of
+    /// counted pods, if a class has their resource's name (KEP-5004).
+    #[must_use]
+    pub fn can_count_be_0_beside_claims(&self) -> bool {
+        self.mode == Mode::Both && self.min_legacy == 0
+    }
+}

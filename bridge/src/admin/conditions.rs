@@ -30,11 +30,13 @@ pub enum ConditionName {
     DemandTended,
     /// The configuration file as it is now is in force; else the last good one is.
     ConfigInForce,
+    /// No DeviceClass makes claims of counted pods while this node serves both kinds.
+    CountsStayCounts,
 }
 
 impl ConditionName {
     /// Every condition, in the order of the pages.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::LedgerServing,
         Self::OnlyRegistrant,
         Self::NvmlAnswering,
@@ -45,6 +47,7 @@ impl ConditionName {
         Self::NodeCountTended,
         Self::DemandTended,
         Self::ConfigInForce,
+        Self::CountsStayCounts,
     ];
 
     /// The word on the pages and in logs.
@@ -61,6 +64,7 @@ impl ConditionName {
             Self::NodeCountTended => "NodeCountTended",
             Self::DemandTended => "DemandTended",
             Self::ConfigInForce => "ConfigInForce",
+            Self::CountsStayCounts => "CountsStayCounts",
         }
     }
 }

@@ -15,7 +15,7 @@ use super::live::{self, Current, Lack, Taker};
 use super::load::{self, Error};
 use super::profile::{self, EVENT_BOUND};
 use super::{KEY, MapName, Source};
-use crate::follow::{self, Event, Lists, Trouble, UNKNOWN_AFTER};
+use crate::follow::{self, Closeness, Event, Lists, Trouble, UNKNOWN_AFTER};
 
 /// What holds at the start: the last good text, or what the ConfigMap says now. Where neither is to be had nothing is
 /// offered, since nobody knows what an admin wants here, and what runs is served.
@@ -69,6 +69,7 @@ pub async fn follow<K: Fn(&str)>(
             fields: Some(format!("metadata.name={}", map.name)),
             page_size: 1,
             lists: Lists::Once,
+            closeness: Closeness::Close,
             unknown_after: UNKNOWN_AFTER,
             trouble: Some(trouble),
         },

@@ -11,7 +11,7 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::live::Current;
-use crate::follow::{self, Event, Lists, UNKNOWN_AFTER, chain};
+use crate::follow::{self, Closeness, Event, Lists, UNKNOWN_AFTER, chain};
 
 /// The label whose value is the name of a profile.
 pub const LABEL: &str = "gpu-bridge.dev/profile";
@@ -89,6 +89,7 @@ async fn watch_label(client: &Client, node: &str, label: &watch::Sender<Label>) 
             fields: Some(format!("metadata.name={node}")),
             page_size: 1,
             lists: Lists::Once,
+            closeness: Closeness::Close,
             unknown_after: UNKNOWN_AFTER,
             trouble: None,
         },

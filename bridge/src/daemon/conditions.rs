@@ -1,10 +1,11 @@
 //! What the tasks say about themselves, as conditions of `/readyz`.
 
-use bridge_core::{Claims, Pods};
+use bridge_core::{Claims, Face, Pods};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::Ended;
+use super::classes::Classes;
 use crate::admin::{ConditionName, Conditions, Met};
 use crate::config::live::Current;
 use crate::config::{Demand, Source};
@@ -220,6 +221,54 @@ pub(super) async fn demand(
                 | DemandState::NoDemandRight { .. }
                 | DemandState::Unseen { .. }),
             ) => (Met::Partly(state.reason()), state.to_string()),
+        },
+    )
+    .await
+}
+
+/// A class that makes claims of counted pods is no reason not to serve: both ways lead through one book.
+pub(super) async fn classes(
+    seen: watch::Receiver<Classes>,
+    conditions: Conditions,
+    stop: CancellationToken,
+) -> Ended {
+    follow(
+        ConditionName::CountsStayCounts,
+        seen,
+        conditions,
+        stop,
+        |classes| {
+            let (met, message) = match classes {
+                Classes::Harmless => (
+                    Met::Fully,
+                    "no DeviceClass changes how counted pods come here: only one kind is served, or offers.minLegacy keeps the count above 0".to_owned(),
+                ),
+                Classes::Unread => (
+                    Met::Fully,
+                    "the DeviceClasses have not been read yet".to_owned(),
+                ),
+                Classes::Forbidden(why) => (
+                    Met::Partly(None),
+                    format!(
+                        "whether a DeviceClass makes claims of counted pods is not known, because a right is missing; grant it as in manifests/base/rbac.yaml: {why}"
+                    ),
+                ),
+                Classes::Known(None) => (
+                    Met::Fully,
+                    format!(
+                        "no DeviceClass has the extendedResourceName {}",
+                        Face::Legacy.served_name()
+                    ),
+                ),
+                Classes::Known(Some(class)) => (
+                    Met::Partly(Some("MappedClass")),
+                    format!(
+                        "{class} has the extendedResourceName {}, so the scheduler makes claims of counted pods whenever the count of this node is 0. Set offers.minLegacy: 1, or take the name from the class until every node is in mode dra.",
+                        Face::Legacy.served_name()
+                    ),
+                ),
+            };
+            (met, message)
         },
     )
     .await

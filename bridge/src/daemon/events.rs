@@ -3,17 +3,20 @@
 //!
 //! No event about a pod or a claim names anybody else: it says what kind of holder was quicker.
 
+use std::collections::BTreeMap;
+use std::future::pending;
+
 use bridge_core::{
     Asked, ClaimRef, Claims, Face, HolderKind, Mode, NotEvicted, Pods, RIVAL_GONE, Report, Rival,
     UnitId,
 };
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::{broadcast, watch};
-use tokio::time::{Duration, Instant};
+use tokio::time::{Duration, Instant, sleep_until};
 use tracing::{debug, warn};
 
 use super::{Faces, Followed, Tasks};
-use crate::admin::{ConditionName, Conditions};
+use crate::admin::{Condition, ConditionName, Conditions};
 use crate::arbiter::{Handle, News};
 use crate::events::{self, About, Event, Recorder, Severity};
 
@@ -24,12 +27,40 @@ const POD_EXPECTED: Duration = Duration::from_secs(30);
 /// Pods that are looked for. More races than that are told at their claims alone.
 const OWED_LIMIT: usize = 64;
 
-/// Conditions whose reason is told at the Node. The others pass by themselves at every start, or are on the node's
-/// pages alone.
-const TOLD: [(ConditionName, &str); 2] = [
-    (ConditionName::LedgerServing, "LedgerUnreadable"),
-    (ConditionName::ConfigInForce, "ConfigFileRejected"),
+/// For so long something that every start passes through has to stand before it is told.
+const PASSING: Duration = Duration::from_secs(10);
+
+/// Conditions whose reason is told at the Node, and how long it has to stand before. The others pass by themselves, or
+/// are on the node's pages alone.
+const TOLD: [(ConditionName, &str, Duration); 4] = [
+    (
+        ConditionName::LedgerServing,
+        "LedgerUnreadable",
+        Duration::ZERO,
+    ),
+    (
+        ConditionName::ConfigInForce,
+        "ConfigFileRejected",
+        Duration::ZERO,
+    ),
+    (ConditionName::ConfigInForce, "ConfigUnread", PASSING),
+    (
+        ConditionName::CountsStayCounts,
+        "MappedClass",
+        Duration::ZERO,
+    ),
 ];
+
+/// How far it is with a reason of [`TOLD`].
+#[derive(Clone, Copy)]
+enum Told {
+    /// It does not stand.
+    Not,
+    /// It stands, and is told then.
+    At(Instant),
+    /// It stands, and was told.
+    Yes,
+}
 
 impl Faces<'_> {
     /// Starts what writes events, and what says which.
@@ -46,7 +77,7 @@ impl Faces<'_> {
             news: handle.news(),
             mode: handle.status().borrow().settings.mode,
             bypassed: false,
-            told: [false; TOLD.len()],
+            told: [Told::Not; TOLD.len()],
             owed: Vec::new(),
             claims,
             pods,
@@ -69,8 +100,8 @@ struct Teller {
     mode: Mode,
     /// Whether a claim stands for a count, in a mode in which counts are served as such.
     bypassed: bool,
-    /// Which reasons of [`TOLD`] stand now.
-    told: [bool; TOLD.len()],
+    /// How far it is with each reason of [`TOLD`].
+    told: [Told; TOLD.len()],
     /// Claims whose pods were not known yet when they lost a GPU.
     owed: Vec<Owed>,
     claims: watch::Receiver<Option<Claims>>,
@@ -93,6 +124,7 @@ impl Teller {
         let (mut pods, mut claims) = (self.pods.clone(), self.claims.clone());
         drop(handle);
         loop {
+            let next = self.next_told();
             tokio::select! {
                 news = self.news.recv() => match news {
                     Ok(news) => self.tell(news),
@@ -111,23 +143,43 @@ impl Teller {
                     claims.mark_unchanged();
                     self.tell_bypassed();
                 }
-                Ok(()) = conditions.changed() => {
-                    let all = conditions.borrow_and_update();
-                    for (place, (name, reason)) in TOLD.into_iter().enumerate() {
-                        let Some(condition) = all.get(&name) else { continue };
-                        let stands = condition.met.reason() == Some(reason);
-                        let before = std::mem::replace(&mut self.told[place], stands);
-                        if stands && !before {
-                            self.warn_node(reason, condition.message.clone());
-                        }
-                    }
-                }
+                Ok(()) = conditions.changed() => self.tell_standing(&conditions.borrow_and_update()),
+                () = until(next) => self.tell_standing(&conditions.borrow()),
                 Ok(()) = pods.changed() => {
                     pods.mark_unchanged();
                     self.tell_owed();
                 }
             }
         }
+    }
+
+    /// Tells the reasons that have stood for long enough.
+    fn tell_standing(&mut self, all: &BTreeMap<ConditionName, Condition>) {
+        let now = Instant::now();
+        for (place, (name, reason, time)) in TOLD.into_iter().enumerate() {
+            let Some(condition) = all.get(&name) else {
+                continue;
+            };
+            self.told[place] = match self.told[place] {
+                _ if condition.met.reason() != Some(reason) => Told::Not,
+                Told::Not if time > Duration::ZERO => Told::At(now + time),
+                Told::At(at) if at > now => Told::At(at),
+                Told::Not | Told::At(_) => {
+                    self.warn_node(reason, condition.message.clone());
+                    Told::Yes
+                }
+                Told::Yes => Told::Yes,
+            };
+        }
+    }
+
+    /// When a reason has stood for long enough.
+    fn next_told(&self) -> Option<Instant> {
+        let due = self.told.iter().filter_map(|told| match told {
+            Told::At(at) => Some(*at),
+            Told::Not | Told::Yes => None,
+        });
+        due.min()
     }
 
     fn tell(&mut self, news: News) {
@@ -294,6 +346,13 @@ impl Teller {
             action,
             note,
         });
+    }
+}
+
+async fn until(at: Option<Instant>) {
+    match at {
+        Some(at) => sleep_until(at).await,
+        None => pending().await,
     }
 }
 

@@ -134,7 +134,10 @@ pub(super) async fn feed<T>(
 }
 
 /// Runs what belongs to a choice of the configuration, and another in its place when that changes.
-async fn while_chosen<C: Copy + PartialEq, F: Future<Output = anyhow::Result<()>> + Send>(
+pub(super) async fn while_chosen<
+    C: Copy + PartialEq,
+    F: Future<Output = anyhow::Result<()>> + Send,
+>(
     name: &'static str,
     mut config: watch::Receiver<Current>,
     choice: impl Fn(&Config) -> C,

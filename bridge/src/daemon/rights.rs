@@ -4,7 +4,7 @@
 pub type Right = (&'static str, &'static str, &'static [&'static str]);
 
 /// What it asks for always, by the module that asks. Nothing more is given.
-pub const RIGHTS: [Right; 6] = [
+pub const RIGHTS: [Right; 7] = [
     // dra::claims
     (
         "resource.k8s.io",
@@ -21,19 +21,13 @@ pub const RIGHTS: [Right; 6] = [
     ("", "nodes", &["get", "list", "watch"]),
     // device_plugin::node_status
     ("", "nodes/status", &["patch"]),
-    // usage::pods
+    // usage::pods, usage::pending
     ("", "pods", &["get", "list", "watch"]),
+    // daemon::classes; usage::pending with `offers.demand: watch`
+    ("resource.k8s.io", "deviceclasses", &["list", "watch"]),
     // events
     ("events.k8s.io", "events", &["create", "patch"]),
 ];
 
 /// What of [`RIGHTS`] it does without with `offers.notice: bind`.
 pub const WATCH_OF_CLAIMS: Right = ("resource.k8s.io", "resourceclaims", &["list", "watch"]);
-
-/// What it asks for besides with `offers.demand: watch`: usage::pending.
-pub const DEMAND_RIGHTS: [Right; 4] = [
-    ("", "pods", &["list", "watch"]),
-    ("", "nodes", &["list", "watch"]),
-    ("resource.k8s.io", "resourceclaims", &["get"]),
-    ("resource.k8s.io", "deviceclasses", &["list", "watch"]),
-];

@@ -190,6 +190,7 @@ pub async fn run_node_status(
             fields: Some(format!("metadata.name={}", inputs.node)),
             page_size: 1,
             lists: Lists::Once,
+            closeness: follow::Closeness::Close,
             unknown_after: UNSEEN_AFTER,
             trouble: Some(trouble),
         },

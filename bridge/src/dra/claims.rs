@@ -503,6 +503,7 @@ pub async fn run(
             fields: None,
             page_size: PAGE_SIZE,
             lists: Lists::Once,
+            closeness: follow::Closeness::Close,
             unknown_after: follow::UNKNOWN_AFTER,
             trouble: None,
         },

@@ -138,6 +138,7 @@ pub async fn run(
             fields: Some(selector(&node)),
             page_size: PAGE_SIZE,
             lists: Lists::Every(RELIST),
+            closeness: follow::Closeness::Close,
             unknown_after: follow::UNKNOWN_AFTER,
             trouble: None,
         },

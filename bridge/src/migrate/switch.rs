@@ -142,8 +142,7 @@ impl Switch {
         let Mapped::By(class) = cluster.mapped().await else {
             return None;
         };
-        let can_be_0 =
-            |config: &Config| config.settings.mode == Mode::Both && config.settings.min_legacy == 0;
+        let can_be_0 = |config: &Config| config.settings.can_count_be_0_beside_claims();
         let mut nodes: Vec<String> = match cluster.nodes(&self.map.namespace).await {
             Ok(nodes) => nodes
                 .into_iter()

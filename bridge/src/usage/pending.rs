@@ -88,7 +88,7 @@ impl fmt::Display for DemandState {
             Self::Known => f.write_str("free GPUs move by what the pods that wait ask for"),
             Self::NoDemandRight { why } => write!(
                 f,
-                "NoDemandRight: a right to see the pods that wait is missing, so free GPUs move by turns; grant it as in manifests/components/demand, or leave offers.demand out: {why}"
+                "NoDemandRight: a right to see the pods that wait is missing, so free GPUs move by turns; grant it as in manifests/base/rbac.yaml, or leave offers.demand out: {why}"
             ),
             Self::Unseen { why } => write!(
                 f,
@@ -181,6 +181,7 @@ fn what(
         fields,
         page_size: PAGE_SIZE,
         lists: Lists::Once,
+        closeness: follow::Closeness::Close,
         unknown_after: follow::UNKNOWN_AFTER,
         trouble: Some(trouble),
     }

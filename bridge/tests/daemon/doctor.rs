@@ -133,7 +133,6 @@ async fn rights_are_judged_by_what_the_configuration_needs() {
     for verb in ["list", "watch"] {
         world.api.forbid(verb, "resourceclaims");
     }
-    world.api.forbid("watch", "deviceclasses");
     world.configure("offers: {notice: bind}\n");
     let (code, page) = examine(&mut world).await;
     assert_eq!(code, Some(0), "{page}");
@@ -142,11 +141,13 @@ async fn rights_are_judged_by_what_the_configuration_needs() {
     assert!(told.contains(file), "{page}");
     assert!(!told.contains("is missing"), "{page}");
 
-    world.configure("offers: {notice: bind, demand: watch}\n");
+    world.configure("offers: {notice: allocation}\n");
     let (code, page) = examine(&mut world).await;
-    assert_eq!(code, Some(0), "{page}");
+    assert_eq!(code, Some(1), "{page}");
     let told = flat(&page);
-    let lacks = "warning rights watch deviceclasses is missing why: offers.demand is watch";
-    assert!(told.contains(lacks), "{page}");
-    assert_eq!(told.matches("is missing").count(), 1, "{page}");
+    for verb in ["list", "watch"] {
+        let lacks = format!("problem rights {verb} resourceclaims is missing");
+        assert!(told.contains(&lacks), "{page}");
+    }
+    assert_eq!(told.matches("is missing").count(), 2, "{page}");
 }

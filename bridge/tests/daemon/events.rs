@@ -3,10 +3,11 @@
 use serde_json::{Value, json};
 
 use crate::disk::limited_and_configured;
-use crate::world::{NAMESPACE, NODE, SOON, World, claim_uid, pod_uid, until};
+use crate::live::{config_says, restarted_says};
+use crate::world::{MAP, NAMESPACE, NODE, SOON, World, claim_uid, pod_uid, until};
 
 /// Kind and name of the object, and reason of each event.
-fn told(world: &World) -> Vec<(String, String, String)> {
+pub(crate) fn told(world: &World) -> Vec<(String, String, String)> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let events = world.api.events().into_iter();
     events
@@ -18,7 +19,7 @@ fn told(world: &World) -> Vec<(String, String, String)> {
         .collect()
 }
 
-async fn is_told(world: &World, kind: &str, name: &str, reason: &str) {
+pub(crate) async fn is_told(world: &World, kind: &str, name: &str, reason: &str) {
     let wanted = (kind.to_owned(), name.to_owned(), reason.to_owned());
     until(&format!("{wanted:?} is told"), SOON, async || {
         told(world).contains(&wanted)
@@ -89,6 +90,17 @@ async fn what_changes_the_node_or_keeps_it_from_serving_is_told_at_the_node() {
     for event in world.api.events() {
         assert_eq!(event["metadata"]["namespace"], "default", "{event}");
     }
+}
+
+#[tokio::test]
+async fn a_config_map_that_is_gone_is_told_at_the_node_and_a_label_that_every_start_has_to_read_is_not()
+ {
+    let mut world = World::of_map(1, "mode: legacy\nprofiles: {none: {mode: drained}}\n").await;
+    restarted_says(&mut world, &["is in force"]).await;
+    world.api.delete("configmaps", MAP.0, MAP.1);
+    config_says(&world, &["there is no ConfigMap"]).await;
+    is_told(&world, "Node", NODE, "ConfigUnread").await;
+    assert_eq!(told(&world).len(), 1, "{:?}", told(&world));
 }
 
 #[tokio::test]

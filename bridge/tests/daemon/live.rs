@@ -6,15 +6,18 @@ use std::path::Path;
 use crate::modes::shows;
 use crate::world::{RESOURCE, SOON, World, pod_uid, until};
 
-/// Waits until the condition of the configuration says all of this.
-pub(crate) async fn config_says(world: &World, words: &[&str]) {
-    until(&format!("ConfigInForce says {words:?}"), SOON, async || {
-        world
-            .condition("ConfigInForce")
-            .await
-            .is_some_and(|(ok, message)| ok && words.iter().all(|word| message.contains(word)))
+/// Waits until a condition says all of this, and keeps nobody from serving.
+pub(crate) async fn condition_says(world: &World, name: &str, words: &[&str]) {
+    until(&format!("{name} says {words:?}"), SOON, async || {
+        let condition = world.condition(name).await;
+        condition.is_some_and(|(ok, message)| ok && words.iter().all(|word| message.contains(word)))
     })
     .await;
+}
+
+/// Waits until the condition of the configuration says all of this.
+pub(crate) async fn config_says(world: &World, words: &[&str]) {
+    condition_says(world, "ConfigInForce", words).await;
 }
 
 /// Starts the daemon anew, and waits until the condition says all of this again.
@@ -139,13 +142,7 @@ async fn a_file_with_mistakes_changes_nothing_and_says_all_of_them_until_it_is_m
 #[tokio::test]
 async fn what_is_watched_follows_the_configuration_too() {
     let mut world = World::configured(1, "").await;
-    let demand = async |world: &World, word: &str| {
-        until(&format!("DemandTended says {word}"), SOON, async || {
-            let condition = world.condition("DemandTended").await;
-            condition.is_some_and(|(_, message)| message.contains(word))
-        })
-        .await;
-    };
+    let demand = async |world: &World, word| condition_says(world, "DemandTended", &[word]).await;
     demand(&world, "offers.demand is turns").await;
     world.configure("offers:\n  demand: watch\n  notice: bind\n");
     demand(&world, "by what the pods that wait").await;

@@ -14,6 +14,7 @@ mod adoption;
 mod bench;
 mod calls;
 mod claims;
+mod classes;
 mod clock;
 mod config_map;
 mod costs;

@@ -309,7 +309,7 @@ async fn a_missing_right_is_told_at_once_and_its_return_is_noticed() {
             .await;
         let said = waiting.state.borrow().to_string();
         assert!(
-            said.starts_with("NoDemandRight: ") && said.contains("manifests/components/demand"),
+            said.starts_with("NoDemandRight: ") && said.contains("manifests/base/rbac.yaml"),
             "{said}"
         );
         waiting.api.allow(verb, resource);

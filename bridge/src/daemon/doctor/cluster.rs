@@ -22,8 +22,8 @@ use tokio::time::timeout;
 use super::{Finding, Level};
 use crate::cli::RunOptions;
 use crate::client;
-use crate::config::{Demand, Notice, Source};
-use crate::daemon::rights::{DEMAND_RIGHTS, RIGHTS, Right, WATCH_OF_CLAIMS};
+use crate::config::{Notice, Source};
+use crate::daemon::rights::{RIGHTS, Right, WATCH_OF_CLAIMS};
 use crate::dra::DRIVER;
 use crate::migrate::has_counts_name;
 
@@ -212,14 +212,6 @@ async fn rights(client: &kube::Client, options: &RunOptions) -> Vec<Finding> {
         let what = format!("all {} verbs of {file}", wanted.len());
         found.push(Finding::ok("rights", what));
     }
-    if config.demand == Demand::Watch {
-        let why = "offers.demand is watch: without it turns decide where free GPUs are";
-        let to_do = "apply manifests/components/demand: migration-guide/pods-that-wait.md";
-        let mut besides = verbs(&DEMAND_RIGHTS);
-        besides.retain(|verb| !wanted.contains(verb));
-        let warning = |what| Finding::warning("rights", what, why, to_do);
-        found.extend(lacking(client, &besides, warning).await);
-    }
     found
 }
 
@@ -327,7 +319,7 @@ async fn classes(client: &kube::Client) -> Vec<Finding> {
             return vec![Finding::warning(
                 "DeviceClasses",
                 format!("they can't be listed: {why}"),
-                "one that maps nvidia.com/gpu turns counted pods into claims; the daemon itself need not list them",
+                "one that maps nvidia.com/gpu turns counted pods into claims, and nothing warns of it",
                 "ask as an admin: kubectl get deviceclass -o \
                  custom-columns=NAME:.metadata.name,RESOURCE:.spec.extendedResourceName",
             )];
