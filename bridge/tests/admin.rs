@@ -15,8 +15,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 use bridge_core::{
     ClaimOffer, CountedOffer, DeviceId, DeviceName, Face, ForeignCause, Former, Gpu, Health, Hold,
-    HoldKind, Limits, Mode, Offers, PodUid, Rival, Settings, Side, Standing, Status, Taint,
-    TaintReason, UnitState, UnitStatus, Weights,
+    HoldKind, Limits, Mode, Offers, PodUid, Presence, Rival, Settings, Side, Standing, Status,
+    Taint, TaintReason, UnitState, UnitStatus, Weights,
 };
 use expect_test::expect_file;
 use gpu_bridge::admin::{
@@ -63,7 +63,11 @@ fn unit_status(number: u32, side: Side, state: UnitState, holds: Vec<Hold>) -> U
         product_name: gpu(number).product_name,
         side,
         state,
-        present: state != UnitState::Lost,
+        presence: if state == UnitState::Lost {
+            Presence::Lost
+        } else {
+            Presence::Present
+        },
         lacks: None,
         holds,
     }

@@ -10,6 +10,8 @@
 mod bound;
 #[path = "dra/claims.rs"]
 mod claims;
+#[path = "dra/health.rs"]
+mod health;
 #[path = "dra/hostile.rs"]
 mod hostile;
 #[path = "dra/prepare.rs"]

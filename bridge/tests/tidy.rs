@@ -367,7 +367,7 @@ fn the_product_has_no_step_at_which_it_kills_itself() {
 }
 
 /// Files of the product that read the wall clock, and what for. None of them decides by it.
-const WALL_CLOCK: [(&str, &str); 9] = [
+const WALL_CLOCK: [(&str, &str); 10] = [
     (
         "bridge/src/admin/conditions.rs",
         "when a condition changed, for the page",
@@ -391,6 +391,10 @@ const WALL_CLOCK: [(&str, &str); 9] = [
     (
         "bridge/src/device_plugin/register.rs",
         "the name of a socket",
+    ),
+    (
+        "bridge/src/dra/wire.rs",
+        "when the health of a device was told, for the kubelet",
     ),
     (
         "bridge/src/events/writer.rs",

@@ -24,6 +24,7 @@ mod dcgm;
 mod demand;
 mod demo;
 mod experiments;
+mod health;
 #[path = "../../bridge/tests/common/http.rs"]
 mod http;
 mod large;

@@ -36,7 +36,7 @@ pub enum Standing {
 
 /// Whether NVML sees a unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) enum Presence {
+pub enum Presence {
     /// It has not said anything since the start, or does not answer at all.
     Unknown,
     /// It does.

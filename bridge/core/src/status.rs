@@ -6,7 +6,7 @@ use std::time::SystemTime;
 use crate::hold::Hold;
 use crate::id::{ClaimRef, DeviceId, DeviceName, UnitId};
 use crate::ledger::Side;
-use crate::pool::{Pool, Standing};
+use crate::pool::{Pool, Presence, Standing};
 use crate::rival::Rival;
 use crate::settings::Settings;
 
@@ -61,11 +61,37 @@ pub struct UnitStatus {
     /// In one word.
     pub state: UnitState,
     /// Whether NVML sees the GPU.
-    pub present: bool,
+    pub presence: Presence,
     /// What a container that is given the unit would miss on the host, in words.
     pub lacks: Option<String>,
     /// Who holds it.
     pub holds: Vec<Hold>,
+}
+
+/// How a unit is for whoever has it, or would be for whoever is given it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum UnitHealth<'a> {
+    /// NVML sees the GPU, and a container has what it needs of it.
+    Well,
+    /// NVML has not told of the GPU since the daemon started.
+    Unknown,
+    /// NVML saw the GPU once, and does not now.
+    Lost,
+    /// This is missing on the host, in words.
+    Lacks(&'a str),
+}
+
+impl UnitStatus {
+    /// How the unit is.
+    #[must_use]
+    pub fn health(&self) -> UnitHealth<'_> {
+        match (self.presence, self.lacks.as_deref()) {
+            (Presence::Unknown, _) => UnitHealth::Unknown,
+            (Presence::Lost, _) => UnitHealth::Lost,
+            (Presence::Present, Some(lacks)) => UnitHealth::Lacks(lacks),
+            (Presence::Present, None) => UnitHealth::Well,
+        }
+    }
 }
 
 /// The pool.
@@ -102,7 +128,7 @@ impl Pool {
                 product_name: record.gpu.product_name.clone(),
                 side: record.side,
                 state: self.unit_state(unit, record.side),
-                present: self.is_present(unit),
+                presence: self.presence(unit),
                 lacks: self.lack_of(unit).cloned(),
                 holds: ledger.holds_on(unit).to_vec(),
             })
@@ -130,9 +156,9 @@ impl Pool {
             return UnitState::Held;
         }
         match self.presence(unit) {
-            crate::pool::Presence::Unknown => UnitState::Unseen,
-            crate::pool::Presence::Lost => UnitState::Lost,
-            crate::pool::Presence::Present => match side {
+            Presence::Unknown => UnitState::Unseen,
+            Presence::Lost => UnitState::Lost,
+            Presence::Present => match side {
                 Side::Legacy => UnitState::FreeLegacy,
                 Side::Dra => UnitState::FreeDra,
                 Side::Rest => UnitState::FreeRest,

@@ -8,7 +8,7 @@ use std::time::SystemTime;
 
 use bridge_core::{
     ClaimOffer, ClaimRef, CountedOffer, ForeignCause, Former, Health, Hold, HoldKind, Offers,
-    PodRef, Rival, Standing, Status, UnitStatus,
+    PodRef, Presence, Rival, Standing, Status, UnitStatus,
 };
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -287,7 +287,7 @@ impl From<&UnitStatus> for UnitPage {
             product: unit.product_name.clone(),
             side: unit.side.as_str().to_owned(),
             state: unit.state.as_str().to_owned(),
-            present: unit.present,
+            present: unit.presence == Presence::Present,
             lacks: unit.lacks.clone(),
             holds: unit.holds.iter().map(HoldPage::from).collect(),
         }

@@ -2,8 +2,8 @@
 //!
 //! Three long tasks, which the daemon starts on their own:
 //!
-//! - [`register::run`] serves `NodePrepareResources` and `NodeUnprepareResources`, v1 and v1beta1, and registers the
-//!   driver with the kubelet;
+//! - [`register::run`] serves `NodePrepareResources` and `NodeUnprepareResources`, v1 and v1beta1, tells how the devices
+//!   are, and registers the driver with the kubelet;
 //! - [`claims::run`] watches which claims are allocated to this node's pool;
 //! - [`slices::run`] keeps the node's ResourceSlice as the offers want it.
 //!
@@ -11,6 +11,7 @@
 //! `cdi` or `inventory`. Protobuf types stop in `wire`, Kubernetes types in `claims` and `slices`.
 
 pub mod claims;
+mod health;
 #[cfg(any(test, fuzzing))]
 mod hostile;
 mod listener;

@@ -13,13 +13,15 @@ use std::time::Duration;
 use bridge_core::{
     ClaimRef, ClaimUid, Face, Patience, PrepareRequest, Refusal, is_object_name, shown,
 };
-use futures::StreamExt;
+use futures::{Stream, StreamExt};
 use kube::Client;
+use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep_until, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, debug, info, info_span, warn};
 
 use super::claims;
+use super::health::{self, DeviceHealth};
 use super::successor::Successors;
 use super::wire::{Prepared, PreparedDevice, Unprepared};
 use crate::arbiter::{self, HOLD_LIMIT, Handle, LOOK_AGAIN, PrepareReply};
@@ -149,6 +151,7 @@ pub(super) struct Service {
     node: String,
     handle: Handle,
     successors: Successors,
+    health_streams: Arc<Semaphore>,
     shutdown: CancellationToken,
 }
 
@@ -176,8 +179,23 @@ impl Service {
             node,
             handle,
             successors,
+            health_streams: Arc::new(Semaphore::new(health::STREAMS_LIMIT)),
             shutdown,
         })
+    }
+
+    /// The pool of this node's devices.
+    pub(super) fn pool(&self) -> &str {
+        &self.node
+    }
+
+    /// Reports of how the devices are; `None`: there are too many such streams already.
+    pub(super) fn watch_health(
+        &self,
+    ) -> Option<impl Stream<Item = Vec<DeviceHealth>> + Send + use<>> {
+        let permit = Arc::clone(&self.health_streams).try_acquire_owned().ok()?;
+        let (status, shutdown) = (self.handle.status(), self.shutdown.clone());
+        Some(health::reports(status, shutdown, permit))
     }
 
     /// Prepares each claim, or says why not; one entry per claim.

@@ -1,13 +1,21 @@
 //! The kubelet's DRA and registration messages, translated. Protobuf types of this face stop here.
 //!
-//! Sources: `k8s.io/kubelet` v0.37.2 `pkg/apis/dra/{v1,v1beta1}/api.proto` and
-//! `pkg/apis/pluginregistration/v1/api.proto`.
+//! Sources: `k8s.io/kubelet` v0.37.2 `pkg/apis/dra/{v1,v1beta1}/api.proto`,
+//! `pkg/apis/dra-health/{v1,v1alpha1}/api.proto` and `pkg/apis/pluginregistration/v1/api.proto`.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::path::Path;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
 
+use dra_proto::health_v1::dra_resource_health_server::{
+    DraResourceHealth as HealthV1, DraResourceHealthServer as HealthServerV1,
+};
+use dra_proto::health_v1alpha1::dra_resource_health_server::{
+    DraResourceHealth as HealthV1alpha1, DraResourceHealthServer as HealthServerV1alpha1,
+};
 use dra_proto::registration::registration_server::{Registration, RegistrationServer};
 use dra_proto::registration::{
     DRA_PLUGIN, InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse,
@@ -17,20 +25,27 @@ use dra_proto::v1::dra_plugin_server::{DraPlugin as DraPluginV1, DraPluginServer
 use dra_proto::v1beta1::dra_plugin_server::{
     DraPlugin as DraPluginV1beta1, DraPluginServer as ServerV1beta1,
 };
-use dra_proto::{MAX_MESSAGE_BYTES, v1, v1beta1};
+use dra_proto::{MAX_MESSAGE_BYTES, health_v1, health_v1alpha1, v1, v1beta1};
+use futures::{Stream, StreamExt as _};
 use tonic::body::Body;
 use tonic::transport::Channel;
 use tonic::{Request, Response, Status};
 use tower::Service as _;
 
 use super::DRIVER;
+use super::health::{DeviceHealth, Health, STREAMS_LIMIT};
 use super::register::Registrar;
 use super::service::{Asked, CLAIMS_LIMIT, Service};
 use crate::arbiter::PreparedReply;
 
-/// The services of the DRA socket, in the order in which the kubelet is to prefer them: it takes the first that
-/// it knows.
-pub(super) const SERVICES: [&str; 2] = [v1::SERVICE, v1beta1::SERVICE];
+/// The services of the DRA socket, in the order in which the kubelet is to prefer them: of each kind it takes the first
+/// that it knows.
+pub(super) const SERVICES: [&str; 4] = [
+    v1::SERVICE,
+    v1beta1::SERVICE,
+    health_v1::SERVICE,
+    health_v1alpha1::SERVICE,
+];
 
 /// An answer about prepared claims, by claim UID: devices, or the text for the pod's event.
 pub(super) type Prepared = BTreeMap<String, Result<Vec<PreparedDevice>, String>>;
@@ -58,7 +73,7 @@ impl From<PreparedReply> for PreparedDevice {
 /// An answer about unprepared claims.
 pub(super) type Unprepared = BTreeMap<String, Result<(), String>>;
 
-/// Both DRA services on one socket.
+/// All services of the DRA socket.
 pub(super) fn dra_service(
     service: Arc<Service>,
 ) -> impl tower::Service<
@@ -72,16 +87,21 @@ pub(super) fn dra_service(
     let v1 = ServerV1::new(V1(Arc::clone(&service)))
         .max_decoding_message_size(MAX_MESSAGE_BYTES)
         .max_encoding_message_size(MAX_MESSAGE_BYTES);
-    let v1beta1 = ServerV1beta1::new(V1beta1(service))
+    let v1beta1 = ServerV1beta1::new(V1beta1(Arc::clone(&service)))
         .max_decoding_message_size(MAX_MESSAGE_BYTES)
         .max_encoding_message_size(MAX_MESSAGE_BYTES);
+    let health = HealthServerV1::new(V1(Arc::clone(&service)));
+    let health_alpha = HealthServerV1alpha1::new(V1alpha1(service));
     tower::service_fn(move |request: http::Request<Body>| {
         let service = request.uri().path().split('/').nth(1).unwrap_or_default();
-        // What neither knows, v1 answers: "unimplemented".
-        if service == v1beta1::dra_plugin_server::SERVICE_NAME {
-            v1beta1.clone().call(request)
-        } else {
-            v1.clone().call(request)
+        match service {
+            v1beta1::dra_plugin_server::SERVICE_NAME => v1beta1.clone().call(request),
+            health_v1::dra_resource_health_server::SERVICE_NAME => health.clone().call(request),
+            health_v1alpha1::dra_resource_health_server::SERVICE_NAME => {
+                health_alpha.clone().call(request)
+            }
+            // What none knows, v1 answers: "unimplemented".
+            _ => v1.clone().call(request),
         }
     })
 }
@@ -260,6 +280,106 @@ fn v1beta1_device(device: PreparedDevice) -> v1beta1::Device {
         pool_name: device.pool,
         device_name: device.device,
         cdi_device_ids: device.cdi_devices,
+    }
+}
+
+/// Answers of a health stream.
+type Reports<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+/// Reports of how the devices are, each in the words of one version of the API.
+fn reports<T: 'static>(
+    service: &Service,
+    in_words: impl Fn(&str, Vec<DeviceHealth>) -> T + Send + 'static,
+) -> Result<Response<Reports<T>>, Status> {
+    let reports = service.watch_health().ok_or_else(|| {
+        Status::resource_exhausted(format!(
+            "{STREAMS_LIMIT} streams of device health are open, and the kubelet has one"
+        ))
+    })?;
+    let pool = service.pool().to_owned();
+    let answers = reports.map(move |report| Ok(in_words(&pool, report)));
+    Ok(Response::new(Box::pin(answers)))
+}
+
+/// Seconds since 1970.
+fn unix_seconds() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |since| {
+        i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
+    })
+}
+
+#[tonic::async_trait]
+impl HealthV1 for V1 {
+    type NodeWatchResourcesStream = Reports<health_v1::NodeWatchResourcesResponse>;
+
+    async fn node_watch_resources(
+        &self,
+        _request: Request<health_v1::NodeWatchResourcesRequest>,
+    ) -> Result<Response<Self::NodeWatchResourcesStream>, Status> {
+        reports(&self.0, v1_report)
+    }
+}
+
+fn v1_report(pool: &str, report: Vec<DeviceHealth>) -> health_v1::NodeWatchResourcesResponse {
+    let at = unix_seconds();
+    let devices = report.into_iter().map(|device| health_v1::DeviceHealth {
+        device: Some(health_v1::DeviceIdentifier {
+            pool_name: pool.to_owned(),
+            device_name: device.device,
+        }),
+        health: match device.health {
+            Health::Unknown => health_v1::HealthStatus::Unknown,
+            Health::Healthy => health_v1::HealthStatus::Healthy,
+            Health::Unhealthy => health_v1::HealthStatus::Unhealthy,
+        }
+        .into(),
+        last_updated_time: at,
+        // The kubelet's own, 30 s.
+        health_check_timeout_seconds: 0,
+        message: device.message,
+    });
+    health_v1::NodeWatchResourcesResponse {
+        devices: devices.collect(),
+    }
+}
+
+/// The health service of kubelets before 1.37.
+#[derive(Debug)]
+pub(super) struct V1alpha1(Arc<Service>);
+
+#[tonic::async_trait]
+impl HealthV1alpha1 for V1alpha1 {
+    type NodeWatchResourcesStream = Reports<health_v1alpha1::NodeWatchResourcesResponse>;
+
+    async fn node_watch_resources(
+        &self,
+        _request: Request<health_v1alpha1::NodeWatchResourcesRequest>,
+    ) -> Result<Response<Self::NodeWatchResourcesStream>, Status> {
+        reports(&self.0, v1alpha1_report)
+    }
+}
+
+fn v1alpha1_report(
+    pool: &str,
+    report: Vec<DeviceHealth>,
+) -> health_v1alpha1::NodeWatchResourcesResponse {
+    let devices = v1_report(pool, report).devices.into_iter();
+    let devices = devices.map(|device| health_v1alpha1::DeviceHealth {
+        device: device
+            .device
+            .map(|device| health_v1alpha1::DeviceIdentifier {
+                pool_name: device.pool_name,
+                device_name: device.device_name,
+            }),
+        // The numbers are the same in both.
+        health: device.health,
+        last_updated_time: device.last_updated_time,
+        health_check_timeout_seconds: device.health_check_timeout_seconds,
+        message: device.message,
+    });
+    health_v1alpha1::NodeWatchResourcesResponse {
+        devices: devices.collect(),
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use bridge_core::{
     CountedOffer, DeviceId, DeviceName, EndCause, ForeignCause, Health, Hold, HoldKind, Mode,
-    Offers, Settings, Side, Standing, Status, UnitState, UnitStatus,
+    Offers, Presence, Settings, Side, Standing, Status, UnitState, UnitStatus,
 };
 
 use super::scene::PLACES;
@@ -50,7 +50,7 @@ fn everything() -> Status {
         product_name: "NVIDIA H200".to_owned(),
         side: Side::Legacy,
         state,
-        present: true,
+        presence: Presence::Present,
         lacks: None,
         holds,
     });

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use bridge_core::{
     Adoption, BoundPod, CheckpointedDevices, CheckpointedResponse, ClaimUid, Claims, DeviceId,
-    DeviceName, Listing, PodPhase, PodUid, Pods, Standing, UnitId,
+    DeviceName, Listing, PodPhase, PodUid, Pods, Presence, Standing, UnitId,
 };
 use tokio::sync::watch;
 use tokio::time::sleep;
@@ -226,7 +226,7 @@ fn pool_has(handle: &Handle, units: &[(UnitId, u32)]) -> bool {
     let status = status.borrow();
     units.iter().all(|(unit, _)| {
         let mut known = status.units.iter();
-        known.any(|known| known.unit == *unit && known.present)
+        known.any(|known| known.unit == *unit && known.presence == Presence::Present)
     })
 }
 

@@ -410,8 +410,8 @@ mod tests {
     use std::time::SystemTime;
 
     use bridge_core::{
-        BoundPod, Hold, PodPhase, PodRef, PodSource, PodUid, Settings, Side, Standing, UnitState,
-        UnitStatus,
+        BoundPod, Hold, PodPhase, PodRef, PodSource, PodUid, Presence, Settings, Side, Standing,
+        UnitState, UnitStatus,
     };
 
     use super::*;
@@ -445,7 +445,7 @@ mod tests {
                 product_name: "NVIDIA H200".to_owned(),
                 side: Side::Legacy,
                 state: UnitState::Held,
-                present: true,
+                presence: Presence::Present,
                 lacks: None,
                 holds: vec![Hold::exclusive(kind, SystemTime::UNIX_EPOCH)],
             }],

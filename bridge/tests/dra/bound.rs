@@ -1,8 +1,8 @@
 //! Claims noticed at bind: which of them the arbiter hears of, by readings alone.
 
 use bridge_core::{
-    ClaimName, ClaimRef, ClaimUid, Claims, Hold, HoldKind, NamedClaims, PodUid, Side, Status,
-    UnitState, UnitStatus,
+    ClaimName, ClaimRef, ClaimUid, Claims, Hold, HoldKind, NamedClaims, PodUid, Presence, Side,
+    Status, UnitState, UnitStatus,
 };
 use gpu_bridge::arbiter;
 use gpu_bridge::dra::claims;
@@ -90,7 +90,7 @@ impl Reading {
                 product_name: String::new(),
                 side: Side::Dra,
                 state: UnitState::Held,
-                present: true,
+                presence: Presence::Present,
                 lacks: None,
                 holds: vec![Hold::exclusive(kind(claim), at)],
             }];

@@ -23,7 +23,7 @@ async fn a_kubelet_registers_the_driver_and_takes_v1() {
         .await;
     let driver = world.kubelet.drivers(DRIVER).remove(0);
     assert_eq!(driver.service, Service::V1);
-    assert_eq!(driver.health_service, None);
+    assert_eq!(driver.health_service, Some("v1.DRAResourceHealth"));
     assert_eq!(driver.endpoint, world.face.place.service_socket());
     assert!(driver.endpoint.ends_with("plugins/gpu.nvidia.com/dra.sock"));
 }
@@ -103,7 +103,12 @@ async fn a_kubelet_that_says_no_is_asked_again() {
     );
     assert_eq!(
         info.supported_versions,
-        ["v1.DRAPlugin", "v1beta1.DRAPlugin"]
+        [
+            "v1.DRAPlugin",
+            "v1beta1.DRAPlugin",
+            "v1.DRAResourceHealth",
+            "v1alpha1.DRAResourceHealth"
+        ]
     );
     let no = RegistrationStatus {
         plugin_registered: false,

@@ -14,7 +14,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 pub use api::{ApiServer, Backup};
 pub use eventually::{eventually, eventually_blocking, wait_for};
 pub use kubelet::{
-    Capacity, Claim, Container, ContainerKind, Driver, Kubelet, Phase, Pod, Rejection, Service,
+    Capacity, Claim, Container, ContainerKind, DeviceHealth, Driver, Kubelet, Phase, Pod,
+    Rejection, Service,
 };
 
 /// Locks, also after another thread panicked: in a test the first panic is the one to see.

@@ -1,8 +1,8 @@
 //! DRA drivers: found by their registration sockets, registered, picked for a call.
 //!
 //! Follows kubernetes v1.37.2, `pkg/kubelet/pluginmanager` and `pkg/kubelet/cm/dra/plugin`; the error texts
-//! are the kubelet's. Not imitated: the health stream, and the wiping of ResourceSlices 30 s after a driver
-//! has gone and when the kubelet starts.
+//! are the kubelet's. Not imitated: the wiping of ResourceSlices 30 s after a driver has gone and when the
+//! kubelet starts.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -22,6 +22,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
 
+use super::health::{self, Reported};
 use crate::dial::{self, go_error};
 use crate::lock;
 
@@ -61,6 +62,8 @@ pub(crate) struct Drivers {
     /// By name, the newest last.
     by_name: Mutex<BTreeMap<String, Vec<Driver>>>,
     failures: Mutex<Vec<String>>,
+    /// What each driver has said of its devices.
+    health: Mutex<BTreeMap<String, Reported>>,
     /// As before 1.34.
     knows_v1beta1_alone: AtomicBool,
 }
@@ -88,6 +91,25 @@ impl Drivers {
         lock(&self.by_name).get(name).cloned().unwrap_or_default()
     }
 
+    /// What a driver says of its devices now; `None`: nothing.
+    pub(crate) fn health(&self, name: &str) -> Option<Reported> {
+        lock(&self.health).get(name).cloned()
+    }
+
+    pub(crate) fn note_health(&self, name: &str, reported: Reported) {
+        lock(&self.health).insert(name.to_owned(), reported);
+    }
+
+    pub(crate) fn forget_health(&self, name: &str) {
+        lock(&self.health).remove(name);
+    }
+
+    pub(crate) fn is_registered(&self, name: &str, endpoint: &Path) -> bool {
+        let by_name = lock(&self.by_name);
+        let mut instances = by_name.get(name).into_iter().flatten();
+        instances.any(|driver| driver.endpoint == endpoint)
+    }
+
     /// Why registrations failed, in order.
     pub(crate) fn failures(&self) -> Vec<String> {
         lock(&self.failures).clone()
@@ -97,7 +119,7 @@ impl Drivers {
     pub(crate) async fn watch(self: Arc<Self>, dir: PathBuf, stop: CancellationToken) {
         let mut known: BTreeMap<PathBuf, Socket> = BTreeMap::new();
         loop {
-            self.scan(&dir, &mut known).await;
+            self.scan(&dir, &mut known, &stop).await;
             tokio::select! {
                 () = stop.cancelled() => return,
                 () = tokio::time::sleep(SCAN_INTERVAL) => {}
@@ -105,7 +127,12 @@ impl Drivers {
         }
     }
 
-    async fn scan(&self, dir: &Path, known: &mut BTreeMap<PathBuf, Socket>) {
+    async fn scan(
+        self: &Arc<Self>,
+        dir: &Path,
+        known: &mut BTreeMap<PathBuf, Socket>,
+        stop: &CancellationToken,
+    ) {
         let found = sockets(dir);
         // Unregistrations come first. A socket that was made anew is another one.
         let gone: BTreeSet<PathBuf> = known
@@ -130,13 +157,27 @@ impl Drivers {
                 continue;
             }
             match self.register(&path).await {
-                Ok(plugin) => socket.plugin = Some(plugin),
+                Ok(plugin) => {
+                    self.follow_health(&plugin, stop);
+                    socket.plugin = Some(plugin);
+                }
                 Err(error) => {
                     lock(&self.failures).push(error);
                     socket.retry_at = Instant::now() + socket.pause;
                     socket.pause = (socket.pause * 2).min(MAX_RETRY);
                 }
             }
+        }
+    }
+
+    fn follow_health(self: &Arc<Self>, plugin: &PluginOf, stop: &CancellationToken) {
+        let instances = self.instances(&plugin.name);
+        let registered = instances
+            .into_iter()
+            .find(|it| it.endpoint == plugin.endpoint);
+        if let Some(driver) = registered {
+            let (drivers, name) = (Arc::clone(self), plugin.name.clone());
+            tokio::spawn(health::follow(drivers, name, driver, stop.clone()));
         }
     }
 

@@ -14,13 +14,14 @@ mod checkpoint;
 mod claims;
 mod devices;
 mod drivers;
+mod health;
 mod plugins;
 mod pod;
 mod pods;
 mod servers;
 mod session;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -30,6 +31,7 @@ use legacy_proto::deviceplugin::ContainerAllocateResponse;
 
 pub use devices::Capacity;
 pub use drivers::{Driver, Service};
+pub use health::DeviceHealth;
 pub use pod::{Claim, Container, ContainerKind, Phase, Pod, Rejection};
 
 use crate::lock;
@@ -401,6 +403,12 @@ impl Kubelet {
     #[must_use]
     pub fn drivers(&self, name: &str) -> Vec<Driver> {
         self.session().drivers.instances(name)
+    }
+
+    /// How a driver says that its devices are, by pool and device; `None`: it has said nothing, or its stream has ended.
+    #[must_use]
+    pub fn device_health(&self, name: &str) -> Option<BTreeMap<(String, String), DeviceHealth>> {
+        self.session().drivers.health(name)
     }
 
     /// Why registrations of DRA drivers failed since the kubelet started, in order.
