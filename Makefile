@@ -1,5 +1,5 @@
 # Every target is one line. `make test` is what CI runs; `make demo` is where to start.
-.PHONY: help setup check test demo demo-cluster cluster cluster-down cluster-build e2e e2e-containerd churn churn-long soak kills bench proof fuzz model model-long deny deny-advisories regen
+.PHONY: help setup check test test-versions demo demo-cluster cluster cluster-down cluster-build e2e e2e-containerd churn churn-long soak kills bench proof fuzz model model-long deny deny-advisories regen
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' Makefile | expand -t 18
@@ -12,6 +12,9 @@ check: setup ## format, lints and fast tests: no cluster, some minutes from cold
 
 test: ## everything, with the minutes of each part
 	@tests/run-all.sh
+
+test-versions: setup ## what an older Kubernetes can change, on real ones, each built once from cold: VERSIONS="1.34"
+	@tests/versions.sh $(VERSIONS)
 
 demo: ## the daemon on 8 fake GPUs without a cluster: arrivals, a race, kill -9, a switch of mode; Rust and a C compiler are enough
 	@cargo build -p gpu-bridge -p demo

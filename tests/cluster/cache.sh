@@ -1,5 +1,5 @@
 # Sourced by the build scripts, in their folder: builds that are kept by
-# content in ~/.cache/gpu-bridge, and links to them in ./bin.
+# content in ~/.cache/gpu-bridge, and links to them in ./bin, or in $bin.
 
 if ! command -v go > /dev/null; then
   echo "tests/cluster: there is no Go on the PATH; install Go $(sed -n 's/^go //p' go.mod) or later" >&2
@@ -10,7 +10,8 @@ cache=${XDG_CACHE_HOME:-$HOME/.cache}/gpu-bridge
 mkdir -p "$cache"
 # bin was once a link to a folder, and may still be one.
 [ ! -L bin ] || rm bin
-mkdir -p bin
+bin=${bin:-bin}
+mkdir -p "$bin"
 
 # Side by side, one builds and the others wait for what it makes.
 exec 9> "$cache/build.lock"
@@ -36,11 +37,11 @@ build() {
   touch "$dir"
 }
 
-# link DIR NAME...: links programs of a build into ./bin.
+# link DIR NAME...: links programs of a build into $bin.
 link() {
   local dir=$1 name
   shift
-  for name in "$@"; do ln -sfn "$dir/$name" "bin/$name"; done
+  for name in "$@"; do ln -sfn "$dir/$name" "$bin/$name"; done
 }
 
 # prune: builds that nobody has used for a month go.

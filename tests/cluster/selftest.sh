@@ -134,8 +134,10 @@ if [ "$(id -u)" = 0 ] && command -v setpriv > /dev/null; then
   chown 65534:65534 "$work/n"
   states+=("$work/other")
   "$bin/cluster" start "$work/other" > /dev/null
-  # That user need not be able to reach the programs where they are.
-  cp -rL "$bin" "$work/bin"
+  # That user need not be able to reach the programs where they are. The older
+  # versions are in folders beside them.
+  mkdir "$work/bin"
+  find -L "$bin" -maxdepth 1 -type f -exec cp -t "$work/bin" {} +
   bin=$work/bin
   check "$work/n/s" setpriv --reuid 65534 --regid 65534 --clear-groups env HOME="$work/n"
   "$bin/cluster" control "$work/other" status > /dev/null || fail "the cluster beside it has suffered"

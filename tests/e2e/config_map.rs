@@ -1,5 +1,6 @@
 //! The configuration in a ConfigMap of a real API server, and the verbs that change a node's mode by it.
 
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -17,7 +18,7 @@ const SOON: Duration = Duration::from_secs(30);
 
 impl World {
     /// Makes the ConfigMap, or changes it: what follows the `apiVersion`.
-    async fn configure_map(&self, rest: &str) {
+    pub async fn configure_map(&self, rest: &str) {
         let text = format!("apiVersion: gpu-bridge.dev/v1alpha1\n{rest}");
         let map = json!({
             "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": MAP},
@@ -30,25 +31,30 @@ impl World {
     }
 
     /// Runs a verb with an admin's credentials: what it says, and its exit code.
-    fn verb(&self, arguments: &[&str]) -> (String, Option<i32>) {
-        let done = Command::new(env!("CARGO_BIN_EXE_gpu-bridge"))
-            .args(arguments)
-            .arg("--kubeconfig")
-            .arg(self.state().join("admin.kubeconfig"))
-            .stdin(Stdio::null())
-            .output();
-        let done = done.expect("the verb starts");
-        let said = String::from_utf8_lossy(&done.stdout) + String::from_utf8_lossy(&done.stderr);
-        (said.into_owned(), done.status.code())
+    pub fn verb(&self, arguments: &[&str]) -> (String, Option<i32>) {
+        verb(&self.state(), arguments)
     }
 
-    async fn mode_is(&self, mode: &str) {
+    pub async fn mode_is(&self, mode: &str) {
         let what = format!("mode {mode} is in force");
         self.wait_for(&what, SOON, async |world: &Self| {
             world.status().await["mode"] == mode
         })
         .await;
     }
+}
+
+/// Runs a verb with the credentials of the admin of a cluster, by its folder: what it says, and its exit code.
+pub fn verb(state: &Path, arguments: &[&str]) -> (String, Option<i32>) {
+    let done = Command::new(env!("CARGO_BIN_EXE_gpu-bridge"))
+        .args(arguments)
+        .arg("--kubeconfig")
+        .arg(state.join("admin.kubeconfig"))
+        .stdin(Stdio::null())
+        .output();
+    let done = done.expect("the verb starts");
+    let said = String::from_utf8_lossy(&done.stdout) + String::from_utf8_lossy(&done.stderr);
+    (said.into_owned(), done.status.code())
 }
 
 #[tokio::test]

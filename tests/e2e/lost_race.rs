@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use k8s_openapi::api::apps::v1::Deployment;
-use k8s_openapi::api::core::v1::{Namespace, Pod};
+use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
 use kube::api::{Api, ListParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 
 use crate::objects::{NUDGE_PERIOD, PodSpec};
+use crate::versions::{self, Feature};
 use crate::world::{Setup, World, tick};
 
 /// Prepare waits for 10 s before it refuses; an eviction takes some two seconds on two idle cores.
@@ -65,34 +65,6 @@ impl World {
             .patch("default", &PatchParams::default(), &Patch::Merge(&label))
             .await
             .expect("the namespace is labelled");
-    }
-
-    /// One pod, which uses a claim of a template, and its successors.
-    async fn create_deployment(&self, name: &str, template: &str) {
-        let labels = json!({"app": name});
-        let mut pod = PodSpec::from_template(name, template, &["main"]).into_json();
-        pod["metadata"] = json!({"labels": labels});
-        pod["spec"]["restartPolicy"] = json!("Always");
-        let deployment: Deployment = serde_json::from_value(json!({
-            "apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name},
-            "spec": {"replicas": 1, "selector": {"matchLabels": labels}, "template": {
-                "metadata": pod["metadata"], "spec": pod["spec"]}},
-        }))
-        .expect("a deployment");
-        let api: Api<Deployment> = Api::namespaced(self.client.clone(), "default");
-        api.create(&PostParams::default(), &deployment)
-            .await
-            .expect("the deployment is created");
-    }
-
-    /// The pods of a deployment that nobody has deleted, by name.
-    async fn pods_of(&self, deployment: &str) -> BTreeMap<String, Pod> {
-        let list = ListParams::default().labels(&format!("app={deployment}"));
-        let pods = self.pods().list(&list).await.expect("pods can be listed");
-        pods.into_iter()
-            .filter(|pod| pod.metadata.deletion_timestamp.is_none())
-            .filter_map(|pod| Some((pod.metadata.name.clone()?, pod)))
-            .collect()
     }
 
     /// Waits until a deployment has a pod, other than this one, and returns its name.
@@ -191,6 +163,9 @@ impl World {
 
 #[tokio::test]
 async fn the_loser_of_a_race_is_evicted_and_its_successor_runs_once_there_is_room() {
+    if versions::lacks(Feature::DeviceTaints) {
+        return;
+    }
     let Some(world) = World::start(Setup::shared(1)).await else {
         return;
     };
@@ -200,7 +175,8 @@ async fn the_loser_of_a_race_is_evicted_and_its_successor_runs_once_there_is_roo
     world.signal_daemon("STOP");
     world.create(PodSpec::counted("counted", 1)).await;
     world.wait_bound("counted").await;
-    world.create_deployment("claims", "one").await;
+    let claimant = PodSpec::from_template("claims", "one", &["main"]);
+    world.create_deployment("claims", 1, claimant).await;
     let loser = world.wait_pod_of("claims", "").await;
     world.wait_bound(&loser).await;
     world.signal_daemon("CONT");
@@ -240,6 +216,9 @@ async fn the_loser_of_a_race_is_evicted_and_its_successor_runs_once_there_is_roo
 
 #[tokio::test]
 async fn of_the_pods_on_a_device_the_loser_alone_is_evicted() {
+    if versions::lacks(Feature::DeviceTaints) {
+        return;
+    }
     let Some(world) = World::start(Setup::split(2, 0).impatient()).await else {
         return;
     };
@@ -314,10 +293,12 @@ async fn of_the_pods_on_a_device_the_loser_alone_is_evicted() {
 #[tokio::test]
 async fn where_the_server_drops_taints_the_loser_waits_and_the_log_says_so() {
     let mut setup = Setup::split(1, 1).impatient();
-    for program in ["apiserver", "controller-manager", "scheduler"] {
-        setup.cluster_flags.push(format!(
-            "--{program}-flag=--feature-gates=DRADeviceTaints=false,DRADeviceTaintRules=false"
-        ));
+    if versions::has(Feature::DeviceTaints) {
+        for program in ["apiserver", "controller-manager", "scheduler"] {
+            setup.cluster_flags.push(format!(
+                "--{program}-flag=--feature-gates=DRADeviceTaints=false,DRADeviceTaintRules=false"
+            ));
+        }
     }
     let Some(world) = World::start(setup).await else {
         return;

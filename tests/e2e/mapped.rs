@@ -6,11 +6,12 @@ use serde_json::json;
 
 use crate::arrivals::{Arrivals, FEW, a_while};
 use crate::objects::{PodSpec, RUNNING};
+use crate::versions::{self, Feature};
 use crate::world::{Setup, World};
 
 impl World {
     /// By this class the scheduler makes claims for counted pods, on nodes whose count is 0.
-    async fn create_mapped_class(&self) {
+    pub async fn create_mapped_class(&self) {
         let class: DeviceClass = serde_json::from_value(json!({
             "apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass",
             "metadata": {"name": "counts"},
@@ -26,7 +27,7 @@ impl World {
     }
 
     /// Whether the scheduler has made a claim for a counted pod.
-    async fn is_served_by_a_claim(&self, pod: &str) -> bool {
+    pub async fn is_served_by_a_claim(&self, pod: &str) -> bool {
         let pod = self.pods().get(pod).await.expect("the pod exists");
         let status = pod.status.unwrap_or_default();
         status.extended_resource_claim_status.is_some()
@@ -48,6 +49,9 @@ impl World {
 #[tokio::test]
 async fn beside_a_class_with_the_counts_name_no_counted_pod_gets_stuck_and_none_a_claim_where_one_gpu_is_kept()
  {
+    if versions::lacks(Feature::ExtendedResources) {
+        return;
+    }
     let Some(world) = World::start(Setup::offering(4, &["minLegacy: 1"])).await else {
         return;
     };

@@ -1,12 +1,15 @@
 //! Pods, claims and templates, and waiting for what becomes of them.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{Event, Pod};
 use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceClaimTemplate};
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 
+use crate::record::now_ns;
 use crate::world::{World, tick};
 
 /// The namespace of every test object.
@@ -218,6 +221,37 @@ impl World {
             .create(&PostParams::default(), &pod.build())
             .await
             .expect("the pod is created");
+    }
+
+    /// So many pods that are alike, and their successors.
+    pub async fn create_deployment(&self, name: &str, replicas: u32, pod: PodSpec) {
+        let labels = json!({"app": name});
+        let mut pod = pod.restarting().into_json();
+        pod["metadata"] = json!({"labels": labels});
+        let deployment: Deployment = serde_json::from_value(json!({
+            "apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name},
+            "spec": {"replicas": replicas, "selector": {"matchLabels": labels}, "template": {
+                "metadata": pod["metadata"], "spec": pod["spec"]}},
+        }))
+        .expect("a deployment");
+        self.deployments()
+            .create(&PostParams::default(), &deployment)
+            .await
+            .expect("the deployment is created");
+    }
+
+    pub fn deployments(&self) -> Api<Deployment> {
+        Api::namespaced(self.client.clone(), NAMESPACE)
+    }
+
+    /// The pods of a deployment that nobody has deleted, by name.
+    pub async fn pods_of(&self, deployment: &str) -> BTreeMap<String, Pod> {
+        let list = ListParams::default().labels(&format!("app={deployment}"));
+        let pods = self.pods().list(&list).await.expect("pods can be listed");
+        pods.into_iter()
+            .filter(|pod| pod.metadata.deletion_timestamp.is_none())
+            .filter_map(|pod| Some((pod.metadata.name.clone()?, pod)))
+            .collect()
     }
 
     pub async fn phase(&self, pod: &str) -> Option<String> {
@@ -475,10 +509,7 @@ impl World {
             .iter()
             .find(|line| line.event == "started" && line.pod.name == pod)
             .map_or(u64::MAX, |line| line.mono_ns);
-        let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-        let now_ns = u64::try_from(now.tv_sec).expect("the clock is positive") * 1_000_000_000
-            + u64::try_from(now.tv_nsec).expect("nanoseconds are positive");
-        Duration::from_nanos(now_ns.saturating_sub(first))
+        Duration::from_nanos(now_ns().saturating_sub(first))
     }
 
     /// Waits until something is so.
@@ -522,7 +553,7 @@ impl World {
         let pod = self.pods().get(pod).await.expect("the pod exists");
         let status = json!({"status": {
             "allocation": {"devices": {"results": [{
-                "request": "gpu", "driver": "gpu.nvidia.com", "pool": "node-0", "device": device}]}},
+                "request": "gpu", "driver": "gpu.nvidia.com", "pool": self.name(), "device": device}]}},
             "reservedFor": [{"resource": "pods", "name": pod.metadata.name, "uid": pod.metadata.uid}],
         }});
         self.claims()

@@ -71,6 +71,13 @@ pub struct DeviceNode {
     pub path: String,
 }
 
+/// The present time by the clock of the record.
+pub fn now_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    let seconds = u64::try_from(now.tv_sec).expect("the clock is positive");
+    seconds * 1_000_000_000 + u64::try_from(now.tv_nsec).expect("nanoseconds are positive")
+}
+
 /// Who holds a GPU: containers of one counted pod, or all users of one claim, are one holder.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Holder {

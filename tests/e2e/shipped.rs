@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 
 use crate::objects::PodSpec;
 use crate::record::Config;
+use crate::versions;
 use crate::world::{Setup, World, repository};
 
 /// Namespace, and name of everything in it.
@@ -55,7 +56,7 @@ fn manifests() -> PathBuf {
 
 /// What `kubectl apply -k` sends for a folder.
 fn rendered(folder: &Path) -> Vec<Value> {
-    let output = Command::new(repository().join("tests/cluster/bin/kubectl"))
+    let output = Command::new(versions::program("kubectl"))
         .arg("kustomize")
         .arg(folder)
         .output()

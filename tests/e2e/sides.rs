@@ -42,7 +42,10 @@ impl World {
     /// The count in the node's status.
     pub async fn count(&self) -> Option<String> {
         let nodes: Api<Node> = Api::all(self.client.clone());
-        let node = nodes.get("node-0").await.expect("the API server answers");
+        let node = nodes
+            .get(self.name())
+            .await
+            .expect("the API server answers");
         let count = node.status?.allocatable?.remove("nvidia.com/gpu")?;
         Some(count.0)
     }

@@ -13,11 +13,12 @@ use crate::world::{Setup, World};
 const SOON: Duration = Duration::from_secs(30);
 
 impl World {
-    /// Whether the driver has a slice.
-    async fn has_slice(&self) -> bool {
+    /// Whether the driver has a slice for this node.
+    pub async fn has_slice(&self) -> bool {
         let slices: Api<ResourceSlice> = Api::all(self.client.clone());
         let slices = slices.list(&ListParams::default()).await;
-        !slices.expect("slices can be listed").items.is_empty()
+        let mut slices = slices.expect("slices can be listed").into_iter();
+        slices.any(|slice| slice.spec.node_name.as_deref() == Some(self.name()))
     }
 
     /// How often the kubelet was told of either face.

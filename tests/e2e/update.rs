@@ -5,6 +5,7 @@ use std::time::Duration;
 use crate::churn::{
     Daemon, Evidence, assert_nothing_doubled, assert_nothing_left, churn, quantile,
 };
+use crate::versions::{self, Feature};
 use crate::world::{Setup, World};
 
 /// From the moment in which a daemon let the ledger go until its successor was registered, for each update.
@@ -49,6 +50,9 @@ async fn ten_updates_under_churn_double_nothing_fail_no_counted_pod_and_lose_no_
     const UPDATES: u32 = 10;
     /// More than come in ten updates; the faster the machine, the fewer updates.
     const PODS: usize = 200;
+    if versions::lacks(Feature::TwoPlugins) {
+        return;
+    }
     let Some(mut world) = World::start(Setup::shared(8).in_pods()).await else {
         return;
     };

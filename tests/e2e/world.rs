@@ -14,6 +14,7 @@ use tempfile::TempDir;
 
 use crate::http;
 use crate::record::Record;
+use crate::versions;
 
 /// A cluster on two busy cores.
 const CLUSTER_LIMIT: Duration = Duration::from_secs(120);
@@ -23,6 +24,8 @@ const READY_LIMIT: Duration = Duration::from_secs(30);
 pub const DAEMON_USER: &str = "system:serviceaccount:gpu-bridge:gpu-bridge";
 /// Namespace and name of the ConfigMap that `manifests/components/config-map` gives the right to.
 pub const MAP: &str = "gpu-bridge";
+/// The node that every cluster has.
+const FIRST_NODE: &str = "node-0";
 /// What `cluster up` answers on a machine that can't run one.
 const SKIPPED: i32 = 77;
 
@@ -122,6 +125,20 @@ impl Setup {
         self
     }
 
+    /// With room for more nodes, which [`join`](World::join) adds.
+    pub fn with_members(mut self, names: &[&str]) -> Self {
+        let members = names.iter().map(|name| format!("--member={name}"));
+        self.cluster_flags.extend(members);
+        self
+    }
+
+    /// With a label of the Node.
+    pub fn labelled(mut self, label: &str, value: &str) -> Self {
+        let flag = format!("--kubelet-flag=--node-labels={label}={value}");
+        self.cluster_flags.push(flag);
+        self
+    }
+
     /// With a kubelet that comes back to failed pods after 2 s, not after 77 to 89 s.
     pub fn impatient(mut self) -> Self {
         self.cluster_flags
@@ -139,6 +156,7 @@ pub struct World {
     former: Option<Daemon>,
     /// The number of the daemon's pod; `None`: it is in none.
     pod: Option<u32>,
+    name: String,
     cluster: Child,
     runtime: Runtime,
     config: PathBuf,
@@ -216,7 +234,25 @@ impl World {
     }
 
     /// As [`start`](Self::start), without the daemon.
-    pub async fn without_daemon(setup: Setup) -> Option<Self> {
+    pub async fn without_daemon(mut setup: Setup) -> Option<Self> {
+        let base = ["rbac.yaml", "admission.yaml", "admission-node.yaml"].map(manifest);
+        let base = base.map(|file| format!("--apply={}", file.display()));
+        // What the test applies may be another form of one of these.
+        setup.cluster_flags.splice(0..0, base);
+        let world = Self::on_node(FIRST_NODE, setup).await?;
+        world.create_class().await;
+        Some(world)
+    }
+
+    /// One more node of the cluster, without a daemon; its name must be known
+    /// [from the start](Setup::with_members). The cluster's audit log is that of its first node.
+    pub async fn join(&self, name: &str, mut setup: Setup) -> Option<Self> {
+        let flag = format!("--join={}", self.state().display());
+        setup.cluster_flags.push(flag);
+        Self::on_node(name, setup).await
+    }
+
+    async fn on_node(name: &str, setup: Setup) -> Option<Self> {
         let dir = tempfile::Builder::new()
             .prefix("gb")
             .tempdir()
@@ -226,24 +262,28 @@ impl World {
         let config = dir.path().join("config.yaml");
         fs::write(&config, &setup.config).expect("the configuration is written");
         write_gpu_table(&node, &dir.path().join("gpus.json"));
-        let cluster = start_cluster(dir.path(), &node, &setup.cluster_flags)?;
+        let cluster = start_cluster(dir.path(), name, &node, &setup.cluster_flags)?;
         let client = client(&dir.path().join("c/admin.kubeconfig")).await;
         let http = format!("127.0.0.1:{}", free_port());
-        let world = Self {
+        Some(Self {
             client,
             node,
             daemon: None,
             former: None,
             pod: setup.in_pods.then_some(0),
+            name: name.to_owned(),
             cluster,
             runtime: setup.runtime,
             config,
             by_map: setup.by_map,
             http,
             dir,
-        };
-        world.create_class().await;
-        Some(world)
+        })
+    }
+
+    /// The name of the Node.
+    pub fn name(&self) -> &str {
+        &self.name
     }
 
     /// The folder of the cluster.
@@ -272,12 +312,27 @@ impl World {
 
     /// Starts the daemon.
     pub fn spawn_daemon(&mut self) {
+        let mut command = self.verb_of_daemon("run");
+        command.env("GPU_BRIDGE_LOG", "info,gpu_bridge=debug");
+        self.spawn(command);
+    }
+
+    /// What `gpu-bridge doctor` says with the flags and the credentials of the daemon.
+    pub fn doctor(&self) -> String {
+        let output = self.verb_of_daemon("doctor").stdin(Stdio::null()).output();
+        let page = output.expect("the doctor starts").stdout;
+        // However its lines are broken.
+        let page = String::from_utf8_lossy(&page);
+        page.split_whitespace().collect::<Vec<_>>().join(" ")
+    }
+
+    fn verb_of_daemon(&self, verb: &str) -> Command {
         let state = self.state();
         let dir = |name: &str| state.join(name);
         let mut command = Command::new(env!("CARGO_BIN_EXE_gpu-bridge"));
         command
-            .arg("run")
-            .args(["--node-name", "node-0", "--http-addr", &self.http])
+            .arg(verb)
+            .args(["--node-name", &self.name, "--http-addr", &self.http])
             .arg("--kubelet-dir")
             .arg(dir("kubelet"))
             .arg("--device-plugin-dir")
@@ -295,9 +350,8 @@ impl World {
             .arg("--dev-root")
             .arg(self.dev_root())
             .args(self.config_flag())
-            .args(self.pod_flag())
-            .env("GPU_BRIDGE_LOG", "info,gpu_bridge=debug");
-        self.spawn(command);
+            .args(self.pod_flag());
+        command
     }
 
     /// Starts the daemon by a command line that is not the tests' own, and that has it serve HTTP at this address.
@@ -519,8 +573,7 @@ impl World {
 
     /// Applies a file of `manifests/` as admin.
     pub fn apply(&self, file: &str) {
-        let output = Command::new(repository().join("tests/cluster/bin/cluster"))
-            .arg("apply")
+        let output = versions::cluster("apply")
             .arg(self.state())
             .arg(repository().join("manifests").join(file))
             .output()
@@ -554,8 +607,7 @@ impl World {
 
     /// Sends a command to the cluster's runner; the child ends when it is done.
     pub fn begin_control(&self, command: &str) -> Child {
-        Command::new(repository().join("tests/cluster/bin/cluster"))
-            .arg("control")
+        versions::cluster("control")
             .arg(self.state())
             .args(command.split(' '))
             .stdin(Stdio::null())
@@ -605,29 +657,17 @@ fn write_gpu_table(node: &FakeNode, file: &Path) {
         .expect("the table is written");
 }
 
-fn start_cluster(dir: &Path, node: &FakeNode, flags: &[String]) -> Option<Child> {
-    let runner = repository().join("tests/cluster/bin/cluster");
-    assert!(
-        runner.exists(),
-        "{} is missing: build the cluster with tests/cluster/build.sh",
-        runner.display()
-    );
+fn start_cluster(dir: &Path, name: &str, node: &FakeNode, flags: &[String]) -> Option<Child> {
     let state = dir.join("c");
     fs::create_dir(&state).expect("the folder of the cluster");
     let log = File::create(dir.join("cluster.log")).expect("the cluster's log");
-    let mut cluster = Command::new(runner)
-        .arg("up")
+    let mut cluster = versions::cluster("up")
         .arg(&state)
         .arg("--gpus")
         .arg(dir.join("gpus.json"))
         .arg("--nvml-state")
         .arg(node.state_dir())
-        .arg("--apply")
-        .arg(manifest("rbac.yaml"))
-        .arg("--apply")
-        .arg(manifest("admission.yaml"))
-        .arg("--apply")
-        .arg(manifest("admission-node.yaml"))
+        .args(["--node", name])
         .args(flags)
         // The kubelet's log has the local time.
         .env("TZ", "UTC")

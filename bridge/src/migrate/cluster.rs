@@ -23,6 +23,12 @@ use crate::dra::claims;
 use crate::dra::slices::{self, is_open};
 use crate::usage;
 
+/// The first minor version of Kubernetes that keeps a class's `extendedResourceName` without a feature gate.
+pub(crate) const NAMES_KEPT_SINCE: u32 = 36;
+/// The last one whose scheduler goes by such a name only on nodes that do not name the resource at all: it looks for the
+/// key in `status.allocatable`, and a device plugin leaves it there with a 0 (kubernetes#133488).
+const KEYS_LOOKED_FOR_UNTIL: u32 = 34;
+
 /// Pods of the daemon have this label. Their namespace has hardly any others, so all are read.
 const OURS: (&str, &str) = ("app.kubernetes.io/name", "gpu-bridge");
 
@@ -223,7 +229,9 @@ impl Cluster {
         let Ok(candidates) = every(&classes, ListParams::default(), of).await else {
             return Mapped::Unknown;
         };
-        effective(candidates.into_iter()).map_or(Mapped::No, Mapped::By)
+        let class = effective(candidates.into_iter());
+        let version = self.client.apiserver_version().await.ok();
+        mapped_by(class, version.and_then(|it| minor_version(&it.minor)))
     }
 
     /// The profile that a node's label names.
@@ -308,6 +316,23 @@ pub(crate) fn has_counts_name(class: &DeviceClass) -> bool {
     let spec = class.spec.as_ref();
     let name = spec.and_then(|spec| spec.extended_resource_name.as_deref());
     name == Some(Face::Legacy.served_name())
+}
+
+/// What a class comes to on a version of Kubernetes; a version that is not known is taken for a new one.
+fn mapped_by(class: Option<MappedClass>, minor: Option<u32>) -> Mapped {
+    let is_before = |version: u32| minor.is_some_and(|minor| minor < version);
+    match class {
+        Some(class) if is_before(KEYS_LOOKED_FOR_UNTIL + 1) => Mapped::NotHere(class),
+        Some(class) => Mapped::By(class),
+        None if is_before(NAMES_KEPT_SINCE) => Mapped::NotKept,
+        None => Mapped::No,
+    }
+}
+
+/// The number in an API server's `minor`, for which providers write `34+` too.
+pub(crate) fn minor_version(minor: &str) -> Option<u32> {
+    let digits = minor.split(|it: char| !it.is_ascii_digit()).next()?;
+    digits.parse().ok()
 }
 
 /// Who has GPUs by the device plugin, or is about to; one for which Kubernetes has made a claim has them by that.
@@ -426,5 +451,30 @@ mod tests {
         });
         let holder = counted_holder(serde_json::from_value(pod).unwrap());
         assert_eq!(holder.map(|it| it.gpus), Some(4));
+    }
+
+    #[test]
+    fn what_a_class_comes_to_depends_on_the_version() {
+        let class = || {
+            Some(MappedClass {
+                name: "counts".to_owned(),
+                passed_over: Vec::new(),
+            })
+        };
+        for (minor, with, without) in [
+            ("34+", "NotHere", "NotKept"),
+            ("35", "By", "NotKept"),
+            ("36", "By", "No"),
+            ("37", "By", "No"),
+            ("x", "By", "No"),
+        ] {
+            let minor = minor_version(minor);
+            let told = |mapped| format!("{mapped:?}");
+            assert!(
+                told(mapped_by(class(), minor)).starts_with(with),
+                "{minor:?}"
+            );
+            assert_eq!(told(mapped_by(None, minor)), without, "{minor:?}");
+        }
     }
 }

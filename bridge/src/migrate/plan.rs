@@ -57,8 +57,13 @@ pub enum Mapped {
     Unknown,
     /// No class says so.
     No,
+    /// None says so, and this Kubernetes keeps no such word of a class unless a feature gate is set: before 1.36.
+    NotKept,
     /// A class has `extendedResourceName: nvidia.com/gpu`.
     By(MappedClass),
+    /// A class has it, and the scheduler does not go by it on a node that has a device plugin for the resource or had
+    /// one: Kubernetes 1.34.
+    NotHere(MappedClass),
 }
 
 /// The class by which Kubernetes makes claims for counted pods.
@@ -162,7 +167,9 @@ fn next(view: &NodeView, to: Mode) -> Vec<String> {
                 class.name
             )
         }
-        Mapped::No | Mapped::Unknown => "does not count them".to_owned(),
+        Mapped::No | Mapped::NotKept | Mapped::NotHere(_) | Mapped::Unknown => {
+            "does not count them".to_owned()
+        }
     };
     next.push(format!(
         "pods with claims for gpu.nvidia.com get free GPUs of this node; a quota of requests.nvidia.com/gpu {quota}"
@@ -199,6 +206,8 @@ fn counted_next(view: &NodeView, to: Mode) -> Vec<String> {
         }
         return next;
     }
+    let nothing =
+        "pods that ask for nvidia.com/gpu find no GPU on this node and wait, or go elsewhere";
     next.push(match (mapped, to.opens(Face::Dra)) {
         (Mapped::By(class), true) => format!(
             "pods that ask for nvidia.com/gpu get GPUs of this node by claims that Kubernetes makes for them, since \
@@ -206,9 +215,15 @@ fn counted_next(view: &NodeView, to: Mode) -> Vec<String> {
              {}.deviceclass.resource.k8s.io/devices counts them",
             class.name
         ),
-        (Mapped::No, true) | (_, false) => {
-            "pods that ask for nvidia.com/gpu find no GPU on this node and wait, or go elsewhere".to_owned()
-        }
+        (Mapped::No, true) | (_, false) => nothing.to_owned(),
+        (Mapped::NotKept, true) => format!(
+            "{nothing}: no DeviceClass can change that, since Kubernetes before 1.36 keeps no extendedResourceName unless \
+             the feature gate DRAExtendedResource is on"
+        ),
+        (Mapped::NotHere(class), true) => format!(
+            "{nothing}: {class} has that name, but the scheduler of Kubernetes 1.34 goes by it only on nodes that have \
+             never had a device plugin for it"
+        ),
         (Mapped::Unknown, true) => {
             "pods that ask for nvidia.com/gpu find no GPU on this node, unless a DeviceClass has the \
              extendedResourceName nvidia.com/gpu: look with kubectl get deviceclasses -o yaml"
@@ -398,10 +413,25 @@ mod tests {
         assert!(!waits(&view, Mode::Dra));
         view.mapped = Mapped::No;
         assert!(waits(&view, Mode::Dra));
-        view.mapped = Mapped::By(MappedClass {
+        let class = MappedClass {
             name: "gpu.nvidia.com".to_owned(),
             passed_over: vec!["old".to_owned()],
-        });
+        };
+        for (older, words) in [
+            (Mapped::NotKept, "before 1.36 keeps no extendedResourceName"),
+            (
+                Mapped::NotHere(class.clone()),
+                "the scheduler of Kubernetes 1.34",
+            ),
+        ] {
+            view.mapped = older;
+            assert!(waits(&view, Mode::Dra));
+            let told = plan(&view, Mode::Dra).to_string();
+            assert!(told.contains(words), "{told}");
+            let told = plan(&view, Mode::Both).to_string();
+            assert!(!told.contains("but not while"), "{told}");
+        }
+        view.mapped = Mapped::By(class);
         assert!(!waits(&view, Mode::Dra));
         assert!(waits(&view, Mode::Drained));
         let said = |to| plan(&view, to).next.join("\n");

@@ -25,7 +25,7 @@ use crate::client;
 use crate::config::{Notice, Source};
 use crate::daemon::rights::{RIGHTS, Right, WATCH_OF_CLAIMS};
 use crate::dra::DRIVER;
-use crate::migrate::has_counts_name;
+use crate::migrate::{NAMES_KEPT_SINCE, has_counts_name, minor_version};
 
 /// How long the API server may take for one answer.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -75,9 +75,7 @@ fn unreachable(what: String) -> Finding {
 }
 
 fn version(minor: &str, git_version: &str) -> Finding {
-    // Providers write `34+`.
-    let digits: String = minor.chars().take_while(char::is_ascii_digit).collect();
-    let Ok(minor) = digits.parse::<u32>() else {
+    let Some(minor) = minor_version(minor) else {
         return Finding::warning(
             "API server",
             format!("its version {git_version} can't be read"),
@@ -93,7 +91,16 @@ fn version(minor: &str, git_version: &str) -> Finding {
             "upgrade, or use mode legacy with NVIDIA's own plugin until then",
         );
     }
-    Finding::ok("API server", format!("{git_version} answers"))
+    // The API server drops the field without a word.
+    let without = if minor < NAMES_KEPT_SINCE {
+        format!(
+            ", and keeps no extendedResourceName of a DeviceClass (KEP-5004): before 1.{NAMES_KEPT_SINCE} that needs the \
+             feature gate DRAExtendedResource"
+        )
+    } else {
+        String::new()
+    };
+    Finding::ok("API server", format!("{git_version} answers{without}"))
 }
 
 async fn dra_api(client: &kube::Client) -> Finding {
@@ -368,7 +375,9 @@ mod tests {
             ("37", Level::Ok),
             ("x", Level::Warning),
         ] {
-            assert_eq!(version(minor, "v1").level, level, "{minor}");
+            let told = version(minor, "v1");
+            assert_eq!(told.level, level, "{minor}");
+            assert_eq!(told.what.contains("KEP-5004"), minor == "34+", "{minor}");
         }
     }
 
