@@ -28,6 +28,9 @@ func (cl *cluster) restore() error {
 // with does something while components are stopped, which start again in the
 // order given.
 func (cl *cluster) with(do func() error, names ...string) error {
+	if cl.o.Join != "" {
+		return fmt.Errorf("etcd is not here, but in %s", cl.o.Join)
+	}
 	for i := len(names) - 1; i >= 0; i-- {
 		c := cl.components[names[i]]
 		c.verb.Lock()

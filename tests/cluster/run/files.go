@@ -4,6 +4,7 @@ import (
 	"encoding/base64"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 
 	"sigs.k8s.io/yaml"
@@ -49,29 +50,64 @@ func (o *options) layOut() error {
 	if err := o.fakeProc(); err != nil {
 		return err
 	}
+	layOutAPI := o.layOutAPIServer
+	if o.Join != "" {
+		layOutAPI = o.layOutJoined
+	}
+	if err := layOutAPI(); err != nil {
+		return err
+	}
+	for name, token := range map[string]string{"admin": adminToken, "node": nodeToken(o.Node)} {
+		if err := o.writeKubeconfig(name, token); err != nil {
+			return err
+		}
+	}
+	return o.writeKubeletConfig()
+}
+
+// nodeToken is the bearer token of a node's kubelet.
+func nodeToken(node string) string { return "node-token-" + node }
+
+// nodes are all that may be in the cluster.
+func (o *options) nodes() []string { return append([]string{o.Node}, o.Members...) }
+
+// layOutAPIServer makes what the API server and its neighbours start from.
+func (o *options) layOutAPIServer() error {
 	if err := writePKI(o.path("pki"), o.Address); err != nil {
 		return err
 	}
+	const scheduler, manager = "scheduler-token", "controller-manager-token"
 	users := []struct{ name, token, user, groups string }{
 		{"admin", adminToken, "admin", "system:masters"},
-		{"scheduler", "scheduler-token", "system:kube-scheduler", ""},
-		{"controller-manager", "controller-manager-token", "system:kube-controller-manager", "system:masters"},
-		{"node", "node-token", "system:node:" + o.Node, "system:nodes"},
+		{"scheduler", scheduler, "system:kube-scheduler", ""},
+		{"controller-manager", manager, "system:kube-controller-manager", "system:masters"},
+	}
+	for _, node := range o.nodes() {
+		users = append(users, struct{ name, token, user, groups string }{node, nodeToken(node), "system:node:" + node, "system:nodes"})
 	}
 	var tokens strings.Builder
 	for _, u := range users {
 		fmt.Fprintf(&tokens, "%s,%s,%s,%q\n", u.token, u.user, u.name, u.groups)
-		if err := o.writeKubeconfig(u.name, u.token); err != nil {
-			return err
-		}
 	}
 	if err := os.WriteFile(o.path("tokens.csv"), []byte(tokens.String()), 0o600); err != nil {
 		return err
 	}
-	if err := os.WriteFile(o.path("audit.yaml"), []byte(o.auditPolicy()), 0o644); err != nil {
+	for name, token := range map[string]string{"scheduler": scheduler, "controller-manager": manager} {
+		if err := o.writeKubeconfig(name, token); err != nil {
+			return err
+		}
+	}
+	return os.WriteFile(o.path("audit.yaml"), []byte(o.auditPolicy()), 0o644)
+}
+
+// layOutJoined takes over by what the API server of the cluster is known.
+func (o *options) layOutJoined() error {
+	const authority = "pki/ca.crt"
+	text, err := os.ReadFile(filepath.Join(o.Join, authority))
+	if err != nil {
 		return err
 	}
-	return o.writeKubeletConfig()
+	return os.WriteFile(o.path(authority), text, 0o644)
 }
 
 // fakeProc gives the fake /proc what a daemon reads there besides processes.
@@ -122,16 +158,20 @@ func (o *options) daemonUser() string {
 // claims: it may read one only after the node authorizer has seen the pod
 // bound, and its refusals are no fault of the daemon.
 func (o *options) auditPolicy() string {
+	kubelets := make([]string, 0, len(o.nodes()))
+	for _, node := range o.nodes() {
+		kubelets = append(kubelets, fmt.Sprintf("%q", "system:node:"+node))
+	}
 	return fmt.Sprintf(`apiVersion: audit.k8s.io/v1
 kind: Policy
 omitStages: [RequestReceived]
 rules:
 - {level: Metadata, users: [%q]}
 - level: Metadata
-  users: [%q]
+  users: [%s]
   resources: [{group: resource.k8s.io, resources: [resourceclaims, resourceclaims/status]}]
 - {level: None}
-`, o.daemonUser(), "system:node:"+o.Node)
+`, o.daemonUser(), strings.Join(kubelets, ", "))
 }
 
 // writeKubeletConfig writes the kubelet's configuration: its defaults, less

@@ -73,13 +73,21 @@ func runInside(state string) error {
 // left is what remains of the time for the start.
 func (cl *cluster) left() time.Duration { return max(cl.o.Timeout-time.Since(cl.began), 0) }
 
-// start brings everything up in the order of need, and then says so.
-func (cl *cluster) start() error {
-	for _, stage := range [][]string{
+// stages are the components, those together that start side by side.
+func (cl *cluster) stages() [][]string {
+	if cl.o.Join != "" {
+		return [][]string{{"cri"}, {"kubelet"}}
+	}
+	return [][]string{
 		{"etcd", "cri"},
 		{"kube-apiserver"},
 		{"kubelet", "kube-controller-manager", "kube-scheduler"},
-	} {
+	}
+}
+
+// start brings everything up in the order of need, and then says so.
+func (cl *cluster) start() error {
+	for i, stage := range cl.stages() {
 		for _, name := range stage {
 			if err := cl.components[name].start(); err != nil {
 				return err
@@ -90,23 +98,25 @@ func (cl *cluster) start() error {
 				return err
 			}
 		}
-		if cl.o.Runtime == runtimeContainerd && stage[0] == "etcd" {
+		if cl.o.Runtime == runtimeContainerd && i == 0 {
 			if err := cl.o.importImage(); err != nil {
 				return err
 			}
 		}
 		fmt.Printf("%s after %d ms\n", strings.Join(stage, ", "), time.Since(cl.began).Milliseconds())
 	}
-	kubelet, manager := cl.components["kubelet"], cl.components["kube-controller-manager"]
+	kubelet := cl.components["kubelet"]
 	err := await("node "+cl.o.Node+" is Ready", cl.left(), func() error { return cl.api.nodeReady(cl.o.Node) }, kubelet.tail)
 	if err != nil {
 		return err
 	}
-	err = await("the default service account exists", cl.left(), func() error {
-		return cl.api.get("/api/v1/namespaces/default/serviceaccounts/default", nil)
-	}, manager.tail)
-	if err != nil {
-		return err
+	if manager := cl.components["kube-controller-manager"]; manager != nil {
+		err = await("the default service account exists", cl.left(), func() error {
+			return cl.api.get("/api/v1/namespaces/default/serviceaccounts/default", nil)
+		}, manager.tail)
+		if err != nil {
+			return err
+		}
 	}
 	if err := cl.o.daemonIdentity(cl.api); err != nil {
 		return fmt.Errorf("the daemon's user cannot be made: %w", err)
@@ -150,17 +160,16 @@ func (cl *cluster) add(name string, healthy func() error, argv ...string) {
 
 // define names the components and their command lines.
 func (cl *cluster) define() {
-	o := cl.o
-	kube := filepath.Join(o.Bin, "kube")
-	peer := fmt.Sprintf("http://127.0.0.1:%d", o.port(portEtcdPeer))
-	loopback := func(port int) []string {
-		return []string{"--bind-address=127.0.0.1", fmt.Sprintf("--secure-port=%d", o.port(port))}
+	kube := filepath.Join(cl.o.Bin, "kube")
+	if cl.o.Join == "" {
+		cl.defineControlPlane(kube)
 	}
+	cl.defineNode(kube)
+}
 
-	cl.add("etcd", httpHealth(o.etcdURL()+"/health"), kube, "etcd", "--name=test", "--data-dir="+o.path("etcd", "data"), "--unsafe-no-fsync",
-		"--log-level=warn", "--listen-client-urls="+o.etcdURL(), "--advertise-client-urls="+o.etcdURL(),
-		"--listen-peer-urls="+peer, "--initial-advertise-peer-urls="+peer, "--initial-cluster=test="+peer)
-
+// defineNode is what every node has.
+func (cl *cluster) defineNode(kube string) {
+	o := cl.o
 	cri := []string{filepath.Join(o.Bin, "containerd"), "--config=" + o.path("containerd.toml"), "--log-level=info"}
 	if o.Runtime == runtimeFake {
 		cri = []string{
@@ -169,6 +178,25 @@ func (cl *cluster) define() {
 		}
 	}
 	cl.add("cri", socketHealth(o.path("cri.sock")), append(cri, o.RuntimeFlags...)...)
+
+	cl.add("kubelet", cl.kubeletHealth(), append([]string{
+		kube, "kubelet", "--config=" + o.path("kubelet.yaml"), "--kubeconfig=" + o.path("node.kubeconfig"),
+		"--root-dir=" + o.path("kubelet"), "--cert-dir=" + o.path("kubelet-pki"),
+		"--hostname-override=" + o.Node, "--node-ip=" + o.Address, "-v=2",
+	}, o.KubeletFlags...)...)
+}
+
+// defineControlPlane is what a cluster has once.
+func (cl *cluster) defineControlPlane(kube string) {
+	o := cl.o
+	peer := fmt.Sprintf("http://127.0.0.1:%d", o.port(portEtcdPeer))
+	loopback := func(port int) []string {
+		return []string{"--bind-address=127.0.0.1", fmt.Sprintf("--secure-port=%d", o.port(port))}
+	}
+
+	cl.add("etcd", httpHealth(o.etcdURL()+"/health"), kube, "etcd", "--name=test", "--data-dir="+o.path("etcd", "data"), "--unsafe-no-fsync",
+		"--log-level=warn", "--listen-client-urls="+o.etcdURL(), "--advertise-client-urls="+o.etcdURL(),
+		"--listen-peer-urls="+peer, "--initial-advertise-peer-urls="+peer, "--initial-cluster=test="+peer)
 
 	api := append([]string{
 		kube, "kube-apiserver", "--etcd-servers=" + o.etcdURL(), "--advertise-address=" + o.Address,
@@ -193,12 +221,6 @@ func (cl *cluster) define() {
 		"--controllers=" + strings.Join(controllers, ","),
 	}, loopback(portControllers)...)
 	cl.add("kube-controller-manager", cl.localHealth(portControllers), append(manager, o.ControllerFlags...)...)
-
-	cl.add("kubelet", cl.kubeletHealth(), append([]string{
-		kube, "kubelet", "--config=" + o.path("kubelet.yaml"), "--kubeconfig=" + o.path("node.kubeconfig"),
-		"--root-dir=" + o.path("kubelet"), "--cert-dir=" + o.path("kubelet-pki"),
-		"--hostname-override=" + o.Node, "--node-ip=" + o.Address, "-v=2",
-	}, o.KubeletFlags...)...)
 }
 
 // healthClient asks programs on this machine that serve with a certificate of

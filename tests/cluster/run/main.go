@@ -1,4 +1,5 @@
-// Command cluster runs a one-node Kubernetes cluster for tests: etcd,
+// Command cluster runs a Kubernetes cluster for tests, of one node unless others
+// join it: etcd,
 // kube-apiserver, kube-scheduler, kube-controller-manager and kubelet as
 // upstream ships them (program kube), over a container runtime that runs
 // nothing (program fakecri).

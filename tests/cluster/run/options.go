@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 )
@@ -19,10 +20,14 @@ const maxStateLen = 107 - len("/kubelet/plugins_registry/gpu.nvidia.com@reg.sock
 // options is what a cluster is started with. It is kept as STATE/options.json,
 // which is also how the inner process learns it.
 type options struct {
-	State           string        `json:"state"`
-	Bin             string        `json:"bin"`
-	Runtime         string        `json:"runtime"`
-	Node            string        `json:"node"`
+	State   string   `json:"state"`
+	Bin     string   `json:"bin"`
+	Runtime string   `json:"runtime"`
+	Node    string   `json:"node"`
+	Members []string `json:"members"`
+	Join    string   `json:"join"`
+	// Server is the API server of the cluster that is joined.
+	Server          string        `json:"server"`
 	Address         string        `json:"address"`
 	PortBase        int           `json:"port_base"`
 	Timeout         time.Duration `json:"timeout_ns"`
@@ -75,7 +80,12 @@ func (o *options) port(offset int) int { return o.PortBase + offset }
 
 func (o *options) etcdURL() string { return fmt.Sprintf("http://127.0.0.1:%d", o.port(portEtcd)) }
 
-func (o *options) apiURL() string { return fmt.Sprintf("https://127.0.0.1:%d", o.port(portAPI)) }
+func (o *options) apiURL() string {
+	if o.Server != "" {
+		return o.Server
+	}
+	return fmt.Sprintf("https://127.0.0.1:%d", o.port(portAPI))
+}
 
 // list is a flag that may be repeated.
 type list []string
@@ -96,6 +106,8 @@ func parseOptions(command, state string, args []string) (*options, error) {
 	}
 	f.StringVar(&o.Runtime, "runtime", runtimeFake, "container runtime: fake or containerd")
 	f.StringVar(&o.Node, "node", "node-0", "name of the node")
+	f.Var((*list)(&o.Members), "member", "name of one more `node`, which may join this cluster (may be repeated)")
+	f.StringVar(&o.Join, "join", "", "`STATE` of a cluster that runs: be one more node of it, which it has named as --member, instead of a cluster")
 	f.StringVar(&o.Address, "address", "", "address of the node, not a loopback one (default: the first of this machine)")
 	f.IntVar(&o.PortBase, "port-base", 0, "first of ten ports; 0: the first free block from 16400 on")
 	f.DurationVar(&o.Timeout, "timeout", 3*time.Minute, "how long the start may take")
@@ -141,6 +153,9 @@ func (o *options) complete(state string) error {
 		o.NVMLState = filepath.Join(state, "nvml")
 	}
 	paths := []*string{&o.State, &o.Bin, &o.GPUs, &o.NVMLState}
+	if o.Join != "" {
+		paths = append(paths, &o.Join)
+	}
 	for i := range o.Apply {
 		paths = append(paths, &o.Apply[i])
 	}
@@ -165,7 +180,29 @@ func (o *options) complete(state string) error {
 	if namespace, name, ok := strings.Cut(o.ServiceAccount, "/"); !ok || namespace == "" || name == "" {
 		return usageError(fmt.Sprintf("--service-account %q is not namespace/name", o.ServiceAccount))
 	}
+	if err := o.checkJoin(); err != nil {
+		return err
+	}
 	return o.checkPrograms()
+}
+
+// checkJoin finds the API server of the cluster that is joined.
+func (o *options) checkJoin() error {
+	if o.Join == "" {
+		return nil
+	}
+	if _, err := os.Stat(filepath.Join(o.Join, "ready")); err != nil {
+		return usageError(fmt.Sprintf("--join: no cluster is ready in %s: %v", o.Join, err))
+	}
+	joined, err := loadOptions(o.Join)
+	if err != nil {
+		return err
+	}
+	if !slices.Contains(joined.Members, o.Node) {
+		return usageError(fmt.Sprintf("--join: the cluster in %s knows no node %s: start it with --member=%s", o.Join, o.Node, o.Node))
+	}
+	o.Server = joined.apiURL()
+	return nil
 }
 
 // checkPrograms looks for what the chosen runtime needs.

@@ -37,6 +37,8 @@ func TestMistakesOnTheCommandLineAreNamed(t *testing.T) {
 		{"a runtime that nobody knows", `"docker"`, func() error { _, err := testOptions(t, "--runtime=docker"); return err }},
 		{"no containerd", "build-containerd.sh", func() error { _, err := testOptions(t, "--runtime=containerd"); return err }},
 		{"a file that is not there", "nope.yaml", func() error { _, err := testOptions(t, "--apply=nope.yaml"); return err }},
+		{"a cluster to join that is not there", "no cluster is ready in", func() error { _, err := testOptions(t, "--join=/nowhere"); return err }},
+		{"a node that the cluster does not know", "--member=node-0", func() error { _, err := testOptions(t, "--join="+readyCluster(t, "node-1")); return err }},
 		{"a word too many", `"extra"`, func() error { _, err := testOptions(t, "extra"); return err }},
 	}
 	for _, c := range cases {
@@ -45,6 +47,34 @@ func TestMistakesOnTheCommandLineAreNamed(t *testing.T) {
 		if !errors.As(err, &mistake) || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v", c.name, err)
 		}
+	}
+}
+
+// readyCluster is the folder of a cluster that such a node may join.
+func readyCluster(t *testing.T, member string) string {
+	t.Helper()
+	o := &options{State: t.TempDir(), PortBase: 16400, Members: []string{member}}
+	if err := o.save(); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(o.path("ready"), nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return o.State
+}
+
+func TestANodeThatJoinsFindsTheAPIServerOfItsCluster(t *testing.T) {
+	o, err := testOptions(t, "--node=node-1", "--join="+readyCluster(t, "node-1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := "https://127.0.0.1:16402"; o.apiURL() != want {
+		t.Errorf("%s, not %s", o.apiURL(), want)
+	}
+	cl := &cluster{o: o, components: map[string]*component{}}
+	cl.define()
+	if want := []string{"cri", "kubelet"}; !reflect.DeepEqual(cl.order, want) {
+		t.Errorf("it runs %v, not %v", cl.order, want)
 	}
 }
 
