@@ -124,6 +124,9 @@ async fn beside_a_class_with_the_counts_name_no_counted_pod_gets_stuck_and_none_
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn beside_such_a_class_no_counted_pod_of_many_fails_and_none_comes_by_a_claim() {
+    if versions::lacks(Feature::ExtendedResources) {
+        return;
+    }
     let setup = Setup::offering(4, &["minLegacy: 1"]).impatient();
     let Some(world) = World::start(setup).await else {
         return;
