@@ -246,6 +246,17 @@ fn mounted(path: &Path) -> Option<Mounted> {
     })
 }
 
+/// A runtime makes it before the container starts: in a folder of the host that is read-only the start fails.
+#[test]
+fn the_termination_message_has_a_place_that_a_runtime_can_make() {
+    let container = container();
+    let path = container.termination_message_path.as_deref();
+    // The default of Kubernetes.
+    let path = Path::new(path.unwrap_or("/dev/termination-log"));
+    assert!(mounted(path).is_none_or(|place| !place.read_only));
+    assert!(path.is_absolute());
+}
+
 #[test]
 fn every_document_is_read_whole_by_the_type_that_it_names() {
     let mut kinds = BTreeSet::new();
