@@ -31,6 +31,7 @@ mod large;
 mod lifetimes;
 mod lost_race;
 mod mapped;
+mod monitoring;
 mod nodes;
 mod objects;
 mod older;

@@ -13,6 +13,7 @@ use k8s_openapi::api::core::v1::{ConfigMap, Event, Node};
 use kube::api::{Api, ListParams, Patch, PatchParams};
 use serde::Deserialize as _;
 use serde_json::{Value, json};
+use tempfile::TempDir;
 
 use crate::objects::PodSpec;
 use crate::record::Config;
@@ -31,7 +32,7 @@ const BROUGHT: Duration = Duration::from_secs(60);
 const PROGRAM: &str = "/image/gpu-bridge";
 
 /// The folders of the host that the pod mounts, but for the kubelet's, and what a test has in their places.
-fn stand_ins(world: &World) -> BTreeMap<&'static str, PathBuf> {
+pub fn stand_ins(world: &World) -> BTreeMap<&'static str, PathBuf> {
     let state = world.state();
     let library = world.node.library();
     let programs = state.join("programs");
@@ -55,7 +56,7 @@ fn manifests() -> PathBuf {
 }
 
 /// What `kubectl apply -k` sends for a folder.
-fn rendered(folder: &Path) -> Vec<Value> {
+pub fn rendered(folder: &Path) -> Vec<Value> {
     let output = Command::new(versions::program("kubectl"))
         .arg("kustomize")
         .arg(folder)
@@ -69,19 +70,42 @@ fn rendered(folder: &Path) -> Vec<Value> {
         .collect()
 }
 
+/// A folder with a kustomization of the overlay `both` and these components, as an admin writes one.
+pub fn composed(components: &[&str]) -> TempDir {
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let folder = dir.path().canonicalize().expect("it is there");
+    // Kustomize takes folders by relative paths alone.
+    let up = "../".repeat(folder.components().count() - 1);
+    let manifests = manifests().display().to_string();
+    let manifests = format!("{up}{}", manifests.trim_start_matches('/'));
+    let mut text = format!("resources: [{manifests}/overlays/both]\ncomponents:\n");
+    for component in components {
+        writeln!(text, "  - {manifests}/{component}").expect("a text grows");
+    }
+    fs::write(folder.join("kustomization.yaml"), text).expect("it is written");
+    dir
+}
+
 /// Both streams of a program.
-fn text(output: &Output) -> String {
+pub fn text(output: &Output) -> String {
     let of = |stream| String::from_utf8_lossy(stream).into_owned();
     of(&output.stdout) + &of(&output.stderr)
 }
 
-/// Applies an overlay as it is, with the stand-ins as the host's folders. Returns the DaemonSet.
-fn install(world: &World, overlay: &str) -> Value {
+/// Applies an overlay as it is, with these folders in the places of the host's, and what else a test changes in the
+/// pod. Returns the DaemonSet.
+pub fn install(
+    world: &World,
+    overlay: &str,
+    stand_ins: BTreeMap<&str, PathBuf>,
+    change: impl FnOnce(&mut Value),
+) -> Value {
     let mut objects = rendered(&manifests().join("overlays").join(overlay));
     let mut is_set = objects.iter_mut().filter(|it| it["kind"] == "DaemonSet");
     let set = is_set.next().expect("there is a DaemonSet");
-    let mut left = stand_ins(world);
-    let volumes = set["spec"]["template"]["spec"]["volumes"].as_array_mut();
+    let pod = &mut set["spec"]["template"]["spec"];
+    let mut left = stand_ins;
+    let volumes = pod["volumes"].as_array_mut();
     for volume in volumes.expect("the pod has volumes") {
         let path = volume["hostPath"]["path"].as_str();
         let Some(path) = path.filter(|path| !path.starts_with("/var/lib/kubelet")) else {
@@ -91,12 +115,30 @@ fn install(world: &World, overlay: &str) -> Value {
         volume["hostPath"]["path"] = json!(stand_in.unwrap_or_else(|| panic!("{path} has none")));
     }
     assert!(left.is_empty(), "the pod does not mount {left:?}");
+    change(pod);
     let set = set.clone();
     let file = world.state().join("manifests.yaml");
     let documents: Vec<String> = objects.iter().map(Value::to_string).collect();
     fs::write(&file, documents.join("\n---\n")).expect("the manifests are written");
     world.apply(file.to_str().expect("a path of letters"));
     set
+}
+
+fn read_ready(state: &Path) -> Value {
+    let text = fs::read_to_string(state.join("ready")).expect("the runner writes it");
+    serde_json::from_str(&text).expect("the runner writes JSON")
+}
+
+/// The variables that lead a pod to the API server, with its real address: no proxy leads there from the service's.
+pub fn of_the_server(state: &Path) -> [(&'static str, String); 2] {
+    let ready = read_ready(state);
+    let server = ready["server"].as_str().expect("a server");
+    let (_, address) = server.split_once("://").expect("a URL");
+    let (host, port) = address.split_once(':').expect("an address with a port");
+    [
+        ("KUBERNETES_SERVICE_HOST", host.to_owned()),
+        ("KUBERNETES_SERVICE_PORT", port.to_owned()),
+    ]
 }
 
 /// The daemon's container, as the kubelet has asked the runtime for it.
@@ -172,26 +214,17 @@ impl Container {
     /// The program with these arguments in such a container. Its environment is what the kubelet gave it; only the
     /// address of the API server is the real one, since no proxy leads there from the address of the service.
     fn command(&self, arguments: &[String]) -> Command {
-        let read = |name: &str| {
-            let file = self.world_state.join(name);
-            fs::read_to_string(&file).unwrap_or_else(|error| panic!("{}: {error}", file.display()))
-        };
-        let ready: Value = serde_json::from_str(&read("ready")).expect("the runner writes JSON");
-        let server = ready["server"].as_str().expect("a server");
-        let (_, address) = server.split_once("://").expect("a URL");
-        let (host, port) = address.split_once(':').expect("an address with a port");
+        let ready = read_ready(&self.world_state);
         let mut environment = self.asked.envs.clone();
-        for (variable, value) in [
-            ("KUBERNETES_SERVICE_HOST", host),
-            ("KUBERNETES_SERVICE_PORT", port),
-        ] {
-            let before = environment.insert(variable.to_owned(), value.to_owned());
+        for (variable, value) in of_the_server(&self.world_state) {
+            let before = environment.insert(variable.to_owned(), value);
             assert!(
                 before.is_some(),
                 "the kubelet gives {variable} to every pod"
             );
         }
-        let pids = read("pids");
+        let pids = self.world_state.join("pids");
+        let pids = fs::read_to_string(pids).expect("the runner writes it");
         let kubelets = pids.split_whitespace().last().expect("two processes");
         let mut command = Command::new("nsenter");
         command.args(["--target", kubelets, "--mount"]);
@@ -227,7 +260,7 @@ impl Container {
 }
 
 /// Lets the DaemonSet come to the node.
-async fn label(world: &World) {
+pub async fn label(world: &World) {
     let nodes: Api<Node> = Api::all(world.client.clone());
     let label = json!({"metadata": {"labels": {"nvidia.com/gpu.present": "true"}}});
     nodes
@@ -285,7 +318,7 @@ async fn the_shipped_daemonset_brings_a_daemon_that_has_all_it_needs_and_serves_
     let Some(mut world) = World::without_daemon(Setup::shared(2).impatient()).await else {
         return;
     };
-    let set = install(&world, "both");
+    let set = install(&world, "both", stand_ins(&world), |_| ());
     label(&world).await;
     let container = Container::of(&world).await;
     let shipped = &set["spec"]["template"]["spec"]["containers"][0];
@@ -370,21 +403,7 @@ fn each_overlay_and_each_component_comes_out_of_kubectl_as_it_is_meant() {
         assert!(config.is_some_and(|it| it.contains(&format!("mode: {mode}\n"))));
         assert_eq!(object(&objects, "DaemonSet"), object(&both, "DaemonSet"));
     }
-    let dir = tempfile::tempdir().expect("a temporary folder");
-    let folder = dir.path().canonicalize().expect("it is there");
-    // Kustomize takes folders by relative paths alone.
-    let up = "../".repeat(folder.components().count() - 1);
-    let manifests = format!(
-        "{up}{}",
-        manifests().display().to_string().trim_start_matches('/')
-    );
-    let with = |component: &str| {
-        let text = format!(
-            "resources: [{manifests}/overlays/both]\ncomponents: [{manifests}/{component}]\n"
-        );
-        fs::write(folder.join("kustomization.yaml"), text).expect("it is written");
-        rendered(&folder)
-    };
+    let with = |component: &str| rendered(composed(&[component]).path());
     let role = |objects: &[Value]| object(objects, "ClusterRole")["rules"].clone();
     let at_bind = with("components/notice-bind");
     assert_eq!(role(&at_bind)[0]["verbs"], json!(["get"]));
