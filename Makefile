@@ -17,8 +17,8 @@ test-versions: setup ## what an older Kubernetes can change, on real ones, each 
 	@tests/versions.sh $(VERSIONS)
 
 demo: ## the daemon on 8 fake GPUs without a cluster: arrivals, a race, kill -9, a switch of mode; Rust and a C compiler are enough
-	@cargo build -p gpu-bridge -p demo
-	@"$${CARGO_TARGET_DIR:-target}/debug/demo"
+	@cargo build --profile demo --no-default-features -p gpu-bridge -p demo
+	@"$${CARGO_TARGET_DIR:-target}/demo/demo"
 
 demo-cluster: setup cluster-build ## the same pods of both kinds on real Kubernetes, and a refusal with its sentence
 	@cargo test -p gpu-bridge --test e2e --no-run

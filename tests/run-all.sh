@@ -67,6 +67,7 @@ run "setup" tests/setup.sh
 run "a browser" browser
 run "format" cargo fmt --check
 run "lints, warnings denied" cargo clippy --workspace --all-targets -- -D warnings
+run "the daemon as make demo has it" cargo check -p gpu-bridge --no-default-features
 run "tests of the libraries and tools" cargo test --workspace --exclude gpu-bridge --exclude model
 run "every state of small nodes" make model
 # shellcheck disable=SC2046 # a list of words
