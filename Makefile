@@ -1,5 +1,5 @@
 # Every target is one line. `make test` is what CI runs; `make demo` is where to start.
-.PHONY: help setup check test test-versions demo demo-cluster cluster cluster-down cluster-build e2e e2e-containerd churn churn-long soak kills bench proof fuzz model model-long deny deny-advisories regen
+.PHONY: help setup check test test-versions demo demo-cluster cluster cluster-down cluster-build e2e e2e-containerd image churn churn-long soak kills bench proof fuzz model model-long deny deny-advisories regen
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' Makefile | expand -t 18
@@ -38,6 +38,9 @@ e2e: setup cluster-build ## the tests on real Kubernetes alone
 
 e2e-containerd: setup cluster-build ## the same on containerd and runc: needs root and a C compiler, 4 minutes from cold
 	@tests/cluster/build-containerd.sh && cargo test -p gpu-bridge --test e2e -- --ignored --nocapture containerd::
+
+image: setup cluster-build ## build the image, and let containerd start it as the DaemonSet says: needs root and Debian's buildah; half an hour from cold
+	@tests/cluster/build-containerd.sh && tests/image.sh
 
 churn: setup cluster-build ## measure one load: SEED=1 PODS=200 LOAD=high DAEMON=bridge, see tests/bench/README.md
 	@cargo test -p gpu-bridge --test e2e --no-run

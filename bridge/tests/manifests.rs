@@ -5,6 +5,9 @@
     reason = "a manifest that cannot be read has to fail the test"
 )]
 
+#[path = "common/dockerfile.rs"]
+mod dockerfile;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 

@@ -27,6 +27,7 @@ mod experiments;
 mod health;
 #[path = "../../bridge/tests/common/http.rs"]
 mod http;
+mod image;
 mod large;
 mod lifetimes;
 mod lost_race;
