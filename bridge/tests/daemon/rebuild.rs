@@ -183,14 +183,10 @@ async fn a_whole_ledger_is_set_aside_only_when_it_is_asked_for() {
 async fn a_pod_of_which_nothing_says_what_it_has_is_told_with_the_gpus_that_stay_closed() {
     let mut world = with_an_unreadable_ledger(3).await;
     world.kill_daemon();
-    // The kubelet's own book is lost too.
-    fs::remove_file(
-        world
-            .device_plugin_dir()
-            .join("kubelet_internal_checkpoint"),
-    )
-    .unwrap();
-    world.kubelet().restart().await.unwrap();
+    // The kubelet's own book is lost too. While it runs it would write it again.
+    world.kubelet().stop().await;
+    world.kubelet().forget_checkpoint();
+    world.kubelet().resume().await.unwrap();
     let (code, said) = rebuild(&mut world, &["--dry-run"]).await;
     assert_eq!(code, Some(0), "{said}");
     assert_says(
