@@ -54,7 +54,6 @@ async fn an_api_server_with_the_operators_kinds_takes_all_that_is_shipped_and_re
     }
     let folder = composed(&[
         "components/config-map",
-        "components/demand",
         "components/notice-bind",
         "monitoring",
     ]);
