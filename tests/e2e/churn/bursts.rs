@@ -132,6 +132,8 @@ async fn of_two_pods_for_the_only_gpu_the_counted_one_runs_and_the_other_soon_af
 }
 
 #[tokio::test]
-async fn of_eight_pods_of_each_kind_for_eight_gpus_one_at_most_is_evicted() {
-    bursts(8, 8, 2, 1).await;
+async fn of_eight_pods_of_each_kind_for_eight_gpus_two_at_most_are_evicted() {
+    // As a rule none is: this is how many claims are allocated while the first taint is being written, on cores that
+    // have other things to do.
+    bursts(8, 8, 2, 2).await;
 }
