@@ -72,6 +72,7 @@ run "tests of the libraries and tools" cargo test --workspace --exclude gpu-brid
 run "every state of small nodes" make model
 # shellcheck disable=SC2046 # a list of words
 run "tests of the daemon without a cluster" cargo test -p gpu-bridge --lib --bins $(fast_tests)
+run "the queries of dashboard and alerts" tests/queries.sh
 run "the Helm chart" tests/chart.sh
 run "build of Kubernetes" tests/cluster/build.sh
 run "the cluster itself" cluster_selftest
