@@ -25,6 +25,8 @@ pub struct Model {
     pub mig_capable: bool,
 }
 
+/// `NVML_BRAND_TESLA`, what they said before.
+const BRAND_TESLA: u32 = 2;
 /// `NVML_BRAND_NVIDIA`, what data centre GPUs say of themselves.
 const BRAND_NVIDIA: u32 = 14;
 /// `NVML_BRAND_GEFORCE_RTX`.
@@ -55,6 +57,18 @@ pub const MODELS: &[Model] = &[
         addressing_mode: Some(0),
         nvlinks: 12,
         mig_capable: true,
+    },
+    Model {
+        key: "v100-sxm3-32gb",
+        product_name: "Tesla V100-SXM3-32GB",
+        brand: BRAND_TESLA,
+        architecture: 5,
+        compute_capability: (7, 0),
+        memory_mib: Some(32510),
+        pci_device_id: 0x1db8_10de,
+        addressing_mode: None,
+        nvlinks: 6,
+        mig_capable: false,
     },
     Model {
         key: "l40s",

@@ -87,6 +87,7 @@ fn the_shipped_scenarios_have_as_many_gpus_as_their_names_say() {
         ("mixed", 6),
         ("dgx-h100", 8),
         ("dgx-1v", 8),
+        ("dgx-2", 16),
         ("pcie-pairs", 4),
     ];
     for (name, count) in shipped_ones {

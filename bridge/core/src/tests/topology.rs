@@ -13,6 +13,7 @@ use crate::{
 /// The wiring of real machines, as `nvidia-smi topo -m` prints it; the fake NVML answers by the same files.
 const DGX_H100: &str = include_str!("../../../../tests/fake-nvml/scenarios/dgx-h100.yaml");
 const DGX_1V: &str = include_str!("../../../../tests/fake-nvml/scenarios/dgx-1v.yaml");
+const DGX_2: &str = include_str!("../../../../tests/fake-nvml/scenarios/dgx-2.yaml");
 const PCIE_PAIRS: &str = include_str!("../../../../tests/fake-nvml/scenarios/pcie-pairs.yaml");
 
 /// Connections by the numbers of two GPUs.
@@ -40,6 +41,7 @@ fn cell(text: &str) -> Connection {
             "SYS" => Some(Ancestor::System),
             "NODE" => Some(Ancestor::Node),
             "PHB" => Some(Ancestor::HostBridge),
+            "PXB" => Some(Ancestor::Switches),
             "PIX" => Some(Ancestor::Switch),
             other => panic!("no level is called {other}"),
         },
@@ -207,13 +209,59 @@ fn on_recorded_machines_no_pick_has_fewer_points_than_that_of_nvidias_plugin() {
     }
 }
 
+/// NVIDIA's plugin cannot be compared with on all sixteen: it would look at some 10^9 ways to part them. No set at all
+/// has more points than ours, so none that it would come to has.
+#[test]
+fn on_a_recorded_machine_with_sixteen_gpus_no_set_of_any_size_has_more_points_than_the_pick() {
+    let by_pcie = recorded(DGX_2);
+    let offers = offers(&switched(by_pcie.clone(), 6));
+    let sixteen = all(&by_pcie);
+    for size in 1..=16 {
+        let sets = subsets(&sixteen, size);
+        for must in [&[][..], &[5], &[3, 12]] {
+            let has_must = |set: &&Vec<usize>| must.iter().all(|it| set.contains(it));
+            let allowed = sets.iter().filter(has_must);
+            let Some(best) = allowed.map(|set| points(&by_pcie, set)).max() else {
+                continue;
+            };
+            let ours = picked(&offers, &sixteen, must, size);
+            assert_eq!(points(&by_pcie, &ours), best, "{ours:?} with {must:?}");
+        }
+    }
+}
+
+#[test]
+fn of_what_is_free_of_sixteen_no_pick_has_fewer_points_than_that_of_nvidias_plugin() {
+    let by_pcie = recorded(DGX_2);
+    let offers = offers(&switched(by_pcie.clone(), 6));
+    let left: [&[usize]; 5] = [
+        &[0, 1, 2, 3, 4, 5, 6, 7],
+        &[0, 2, 4, 6, 8, 10, 12, 14],
+        &[1, 2, 3, 7, 8, 9, 14, 15],
+        &[0, 3, 4, 5, 10, 11, 13],
+        &[6, 7, 9, 12, 15],
+    ];
+    for available in left {
+        for size in 1..=available.len() {
+            let ours = picked(&offers, available, &[], size);
+            let nvidias = nvidias_pick(&by_pcie, available, &[], size).unwrap();
+            assert!(
+                points(&by_pcie, &ours) >= points(&by_pcie, &nvidias),
+                "of {available:?}: {ours:?} where NVIDIA's plugin has {nvidias:?}"
+            );
+        }
+    }
+}
+
 #[test]
 fn the_best_connected_units_come_first_and_those_at_the_tail_where_that_is_the_same() {
     let dgx_h100 = offers(&switched(recorded(DGX_H100), 18));
     let dgx_1v = offers(&recorded(DGX_1V));
     let pairs = offers(&recorded(PCIE_PAIRS));
+    let dgx_2 = offers(&switched(recorded(DGX_2), 6));
+    let sixteen: Vec<usize> = (0..16).collect();
     let eight: Vec<usize> = (0..8).collect();
-    let table: [(&Offers, &[usize], &[usize]); 14] = [
+    let table: [(&Offers, &[usize], &[usize]); 18] = [
         // All are alike but for the CPU that they are on.
         (&dgx_h100, &eight, &[7]),
         (&dgx_h100, &eight, &[6, 7]),
@@ -232,6 +280,11 @@ fn the_best_connected_units_come_first_and_those_at_the_tail_where_that_is_the_s
         // The pair stays whole for a pod that needs one.
         (&pairs, &[0, 2, 3], &[0]),
         (&pairs, &[0, 1, 3], &[0, 1]),
+        // One switch, two of them, one CPU.
+        (&dgx_2, &sixteen, &[14, 15]),
+        (&dgx_2, &sixteen, &[12, 13, 14, 15]),
+        (&dgx_2, &sixteen, &[8, 9, 10, 11, 12, 13, 14, 15]),
+        (&dgx_2, &[0, 1, 2, 4, 5, 6, 7, 9, 11, 13, 15], &[4, 5, 6, 7]),
     ];
     for (offers, available, expected) in table {
         let ours = picked(offers, available, &[], expected.len());

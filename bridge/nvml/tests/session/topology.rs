@@ -54,6 +54,23 @@ async fn links_to_switches_connect_all_gpus_that_have_some() {
 }
 
 #[tokio::test]
+async fn switches_of_both_kinds_are_told_on_a_machine_with_sixteen_gpus() {
+    let node = shipped("dgx-2.yaml");
+    let pairs = node.session().topology().await.unwrap();
+    assert_eq!(pairs.len(), 120);
+    assert!(pairs.iter().all(|pair| pair.nvlinks == 6), "{pairs:?}");
+    for (one, other, ancestor) in [
+        (14, 15, CommonAncestor::Switch),
+        (13, 14, CommonAncestor::Switches),
+        (8, 15, CommonAncestor::Node),
+        (7, 8, CommonAncestor::System),
+    ] {
+        let near = between(&node, &pairs, one, other).common_ancestor;
+        assert_eq!(near, Some(ancestor), "{one} {other}");
+    }
+}
+
+#[tokio::test]
 async fn what_nvml_does_not_say_is_no_connection_and_no_error() {
     for call in [
         "nvmlDeviceGetTopologyCommonAncestor",
