@@ -69,8 +69,8 @@ fuzz: ## fuzz what is read of others, a minute each: FUZZ_SECONDS=60; needs a ni
 model: setup ## every state of small nodes around the pool, and rules broken on purpose: two minutes; MODEL_SCOPE=faces walks one
 	@cargo test -q --profile model -p model --lib --test model -- --include-ignored --nocapture --test-threads=1
 
-model-long: setup ## the same, and each node whole: hours, and many GB of memory
-	@MODEL=whole cargo test -q --profile model -p model --test model -- --ignored --nocapture --test-threads=1 every_state
+model-long: setup ## ten times as far on each node, an hour or so and some GB of memory: MODEL_STEPS=8500000, or whole
+	@MODEL_STEPS=$${MODEL_STEPS:-8500000} cargo test -q --profile model -p model --test model -- --ignored --nocapture --test-threads=1 every_state
 
 deny: ## licences, versions and sources of all dependencies, without a network; needs cargo-deny
 	cargo deny --offline check licenses bans sources

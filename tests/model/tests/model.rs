@@ -12,7 +12,8 @@ use std::time::Instant;
 use model::{Broken, Effort, Findings, PROMISES, Scope, scope_that_finds, scopes, walk_each};
 
 /// So many steps at the most in one scope, or CI would take too long: larger ones are seen as far from the first state
-/// as that goes. `MODEL=whole` takes them all (`make model-long`).
+/// as that goes. `MODEL_STEPS` is another number (`make model-long`), or `whole` for all of them, whatever memory that
+/// takes.
 const STEPS: NonZeroUsize = NonZeroUsize::new(850_000).unwrap();
 /// A broken rule shows in a fraction of this.
 const STEPS_TO_FIND: NonZeroUsize = NonZeroUsize::new(500_000).unwrap();
@@ -30,10 +31,13 @@ fn asked_for() -> Vec<Scope> {
 }
 
 fn effort() -> Effort {
-    if std::env::var("MODEL").is_ok_and(|effort| effort == "whole") {
-        Effort::Whole
-    } else {
-        Effort::Steps(STEPS)
+    match std::env::var("MODEL_STEPS") {
+        Err(_) => Effort::Steps(STEPS),
+        Ok(asked) if asked == "whole" => Effort::Whole,
+        Ok(asked) => {
+            let steps = asked.parse();
+            Effort::Steps(steps.expect("MODEL_STEPS is a number above 0, or whole"))
+        }
     }
 }
 
