@@ -11,6 +11,7 @@ use std::io::Write as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use bridge_core::Ledger;
 use bridge_nvml::{Options, Session};
 use futures::future::join_all;
 use k8s_openapi::api::resource::v1::ResourceClaim;
@@ -19,6 +20,7 @@ use testkit::Pod;
 
 use crate::calls::Plugin;
 use crate::process::gpu_bridge;
+use crate::restart_time;
 use crate::world::{NAMESPACE, RESOURCE, SOON, World, calm, from_environment};
 
 /// GPUs of a usual node.
@@ -195,6 +197,15 @@ async fn starts(page: &mut Page, rounds: u64) {
     page.row("start on a ledger to all ids listed", &again, floor, goal);
     let goal = Duration::from_millis(100);
     page.row("first start to the slice", &slice, floor, goal);
+
+    let rounds = usize::try_from(rounds).expect("some rounds");
+    let mut world = restart_time::large().await;
+    let (holds, goal) = (restart_time::HOLDS, Duration::from_millis(50));
+    for (ledger, holds) in [(Ledger::default(), 0), (restart_time::full(&world), holds)] {
+        let times = restart_time::restarts(&mut world, &ledger, rounds).await;
+        let what = format!("restart with {holds} holds until it serves, 64 GPUs");
+        page.row(&what, &Times(times), floor, goal);
+    }
 }
 
 /// From a change of the configuration until the kubelet has the list that it means: of a file, and of a ConfigMap.
@@ -458,6 +469,7 @@ async fn a_round_of_the_bench_measures_everything() {
     let page = run(1, 1).await.0;
     for part in [
         "first start to all ids listed",
+        "restart with 200 holds",
         "the slowest size of 16",
         "NodePrepareResources",
         "Saves for 8 at once",

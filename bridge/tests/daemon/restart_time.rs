@@ -11,12 +11,14 @@ use fake_nvml::Scenario;
 use gpu_bridge::store::{BootId, Store};
 
 use crate::h100::h100;
-use crate::world::{NAMESPACE, NODE, SOON, World, claim_uid, pod_uid, proof, until};
+use crate::world::{NAMESPACE, NODE, SOON, World, claim_uid, pod_uid, proof};
 
 /// Holds that the ledger has: more than any node has pods with GPUs.
-const HOLDS: u32 = 200;
+pub(crate) const HOLDS: u32 = 200;
 /// GPUs that are there; those of the other holds are lost.
 const GPUS: u32 = 64;
+/// How often is looked whether the daemon serves: short beside a start.
+const LOOK: Duration = Duration::from_millis(1);
 /// Starts of each kind. The middle one counts.
 const STARTS: usize = 5;
 /// How much longer a start with all these holds may take than one with none, in percent. This build does not optimize,
@@ -26,13 +28,9 @@ const MOST: u128 = 1200;
 
 #[tokio::test]
 async fn a_restart_with_two_hundred_holds_waits_for_nothing_of_each_of_them() {
-    let mut world = World::of(&Scenario::h100(GPUS)).await;
+    let mut world = large().await;
     let without = middle(&mut world, &Ledger::default()).await;
-    let full = ledger(&world);
-    for preparation in full.prepared.values() {
-        let (claim, device) = (&preparation.claim, &preparation.devices[0].device);
-        world.allocate_claim(&claim.name, device.as_str(), &claim.name);
-    }
+    let full = full(&world);
     let with = middle(&mut world, &full).await;
     proof(&format!(
         "restart: from the start of the process until it serves {without} ms with no hold, {with} ms with {HOLDS} \
@@ -44,31 +42,54 @@ async fn a_restart_with_two_hundred_holds_waits_for_nothing_of_each_of_them() {
     );
 }
 
-/// How long a start on this ledger takes as a rule, in milliseconds. The first one is not like a restart: it may have
-/// files to write that the others find.
+/// A node with as many GPUs as any has.
+pub(crate) async fn large() -> World {
+    World::of(&Scenario::h100(GPUS)).await
+}
+
+/// A ledger with all these holds, and the claims that some of them are of.
+pub(crate) fn full(world: &World) -> Ledger {
+    let full = ledger(world);
+    for preparation in full.prepared.values() {
+        let (claim, device) = (&preparation.claim, &preparation.devices[0].device);
+        world.allocate_claim(&claim.name, device.as_str(), &claim.name);
+    }
+    full
+}
+
+/// How long a start on this ledger takes as a rule, in milliseconds.
 async fn middle(world: &mut World, ledger: &Ledger) -> u128 {
+    let mut times = restarts(world, ledger, STARTS).await;
+    times.sort();
+    times[STARTS / 2].as_millis()
+}
+
+/// So many starts on this ledger after a kill, each from the start of the process until it serves. One more goes
+/// before: the first one is not like a restart, as it may have files to write that the others find.
+pub(crate) async fn restarts(world: &mut World, ledger: &Ledger, starts: usize) -> Vec<Duration> {
     let mut times = Vec::new();
-    for _ in 0..=STARTS {
+    for _ in 0..=starts {
         world.kill_daemon();
         save(world, ledger);
         times.push(start(world, ledger.holds.len()).await);
     }
-    let mut times = times.split_off(1);
-    times.sort();
-    times[STARTS / 2].as_millis()
+    times.split_off(1)
 }
 
 /// Starts a daemon on a ledger with so many holds, and measures until it serves.
 async fn start(world: &mut World, holds: usize) -> Duration {
     let started = Instant::now();
     world.start_daemon();
-    let serves = async || {
+    let serves = async |world: &World| {
         let status = world.status().await;
         let known = status["units"].as_array().map_or(0, Vec::len);
         let there = usize::try_from(GPUS).expect("some");
         status["standing"] == "Serving" && known == holds.max(there)
     };
-    until("the daemon serves", SOON, serves).await;
+    while !serves(world).await {
+        assert!(started.elapsed() < SOON, "the daemon does not serve");
+        tokio::time::sleep(LOOK).await;
+    }
     started.elapsed()
 }
 
