@@ -133,6 +133,11 @@ fn gpu(
         pcie_root: sysfs::pcie_root(sys_root, &pci_bus_id),
         addressing_mode: raw::addressing_mode(nvml, device)?.map(names::addressing_mode),
         mig: mig_mode(device)?,
+        // What keeps the driver from saying so is no reason not to serve the GPU.
+        recovery: raw::recovery_action(nvml, device)
+            .inspect_err(|error| tracing::debug!(%error, uuid, "what has to be done about a GPU is not known"))
+            .unwrap_or_default()
+            .map(Into::into),
         pci_bus_id,
         uuid,
     })

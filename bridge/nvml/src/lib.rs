@@ -1,6 +1,6 @@
 //! What the daemon knows of a node's GPUs, read through NVML.
 //!
-//! One thread owns the NVML library ([`Session`]); what comes out are owned snapshots without a pointer in
+//! One thread owns the NVML library ([`Session`]), and a second one waits in it for the errors of GPUs ([`Xids`]); what comes out are owned snapshots without a pointer in
 //! them ([`Snapshot`], [`GpuProcesses`]), so that nobody else has to know that NVML can hang, vanish, be
 //! replaced by a driver upgrade, or lose a GPU.
 //! This crate decides nothing: whether a GPU may be offered or given away is the core's business.
@@ -14,6 +14,7 @@
 )]
 
 mod error;
+mod events;
 mod inventory;
 mod library;
 mod names;
@@ -26,9 +27,11 @@ mod thread;
 mod topology;
 
 pub use error::{CallError, Code, Error};
+pub use events::{EVENT_WAIT, Xids};
 pub use session::{
     Options, PROCESSES_TIMEOUT, QUEUE, SHUTDOWN_TIMEOUT, SNAPSHOT_TIMEOUT, Session, Timeouts,
 };
 pub use snapshot::{
-    CommonAncestor, FailedGpu, GpuInfo, GpuPair, GpuProcesses, MigMode, Process, Snapshot, Version,
+    CommonAncestor, FailedGpu, GpuInfo, GpuPair, GpuProcesses, MigMode, Process, RecoveryAction,
+    Snapshot, Version,
 };

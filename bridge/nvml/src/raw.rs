@@ -215,6 +215,135 @@ fn process(info: &sys::nvmlProcessInfo_t) -> Process {
     }
 }
 
+/// What has to be done about a GPU (`NVML_FI_DEV_GET_GPU_RECOVERY_ACTION`, field 230 of nvml.h), as a number; `None` where
+/// driver or GPU do not support the question.
+pub(crate) fn recovery_action(nvml: &Nvml, device: &Device<'_>) -> Result<Option<u32>, CallError> {
+    const CALL: &str = "nvmlDeviceGetFieldValues";
+    let Ok(function) = function!(nvml, nvmlDeviceGetFieldValues) else {
+        return Ok(None);
+    };
+    let mut field = sys::nvmlFieldValue_t {
+        fieldId: sys::field_id::NVML_FI_DEV_GET_GPU_RECOVERY_ACTION,
+        scopeId: 0,
+        timestamp: 0,
+        latencyUsec: 0,
+        valueType: sys::nvmlValueType_enum_NVML_VALUE_TYPE_UNSIGNED_INT,
+        nvmlReturn: sys::nvmlReturn_enum_NVML_SUCCESS,
+        value: sys::nvmlValue_t { ullVal: 0 },
+    };
+    // SAFETY: the handle belongs to this library, and there is room for the one field that is asked for.
+    let answer = check(CALL, unsafe {
+        function(device.handle(), 1, &raw mut field)
+    });
+    let answer = answer.and_then(|()| check(CALL, field.nvmlReturn));
+    // An older driver calls a field that it does not know an invalid argument.
+    match optional(answer) {
+        Err(error) if error.code() == Some(Code::InvalidArgument) => Ok(None),
+        Err(error) => Err(error),
+        Ok(None) => Ok(None),
+        // SAFETY: the union was written as a whole before the call, and each of its bits is one of a number.
+        Ok(Some(())) => Ok(Some(unsafe { field.value.uiVal })),
+    }
+}
+
+/// A GPU as NVML's functions know it; it is good for as long as NVML is not shut down.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct RawGpu(sys::nvmlDevice_t);
+
+// SAFETY: the library hands it out and takes it back from any thread; nobody looks behind it here.
+unsafe impl Send for RawGpu {}
+// SAFETY: the same.
+unsafe impl Sync for RawGpu {}
+
+impl RawGpu {
+    /// The same GPU as a handle of the wrapper.
+    pub(crate) fn of(device: &Device<'_>) -> Self {
+        // SAFETY: what comes out is only passed to functions of the library that made it.
+        Self(unsafe { device.handle() })
+    }
+}
+
+/// An error that a GPU's driver has told of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct RawXid {
+    pub(crate) gpu: RawGpu,
+    pub(crate) xid: u64,
+}
+
+/// What tells of the XIDs of the GPUs that were added to it. The wrapper's own set is freed by the first GPU that can't
+/// be added, and loses the numbers that it does not know.
+pub(crate) struct EventSet<'nvml> {
+    nvml: &'nvml Nvml,
+    set: sys::nvmlEventSet_t,
+}
+
+impl<'nvml> EventSet<'nvml> {
+    /// An empty one (`nvmlEventSetCreate`).
+    pub(crate) fn create(nvml: &'nvml Nvml) -> Result<Self, CallError> {
+        let function = function!(nvml, nvmlEventSetCreate)?;
+        let mut set = std::ptr::null_mut();
+        // SAFETY: `set` is written only.
+        check("nvmlEventSetCreate", unsafe { function(&raw mut set) })?;
+        Ok(Self { nvml, set })
+    }
+
+    /// Adds a GPU (`nvmlDeviceRegisterEvents`).
+    pub(crate) fn add(&self, gpu: RawGpu) -> Result<(), CallError> {
+        let supported = function!(self.nvml, nvmlDeviceGetSupportedEventTypes)?;
+        let mut types = 0;
+        // SAFETY: the handle belongs to this library, which is open, and `types` is written only.
+        check("nvmlDeviceGetSupportedEventTypes", unsafe {
+            supported(gpu.0, &raw mut types)
+        })?;
+        let xid = u64::from(sys::nvmlEventTypeXidCriticalError);
+        if types & xid == 0 {
+            let code = sys::nvmlReturn_enum_NVML_ERROR_NOT_SUPPORTED;
+            return Err(CallError::answered("nvmlDeviceRegisterEvents", code));
+        }
+        let register = function!(self.nvml, nvmlDeviceRegisterEvents)?;
+        // SAFETY: handle and set belong to this library, which is open.
+        check("nvmlDeviceRegisterEvents", unsafe {
+            register(gpu.0, xid, self.set)
+        })
+    }
+
+    /// Sleeps until there is an XID, no longer than so many milliseconds (`nvmlEventSetWait_v2`).
+    pub(crate) fn wait(&self, milliseconds: u32) -> Result<Option<RawXid>, CallError> {
+        let function = function!(self.nvml, nvmlEventSetWait_v2)?;
+        let mut event = sys::nvmlEventData_t {
+            device: std::ptr::null_mut(),
+            eventType: 0,
+            eventData: 0,
+            gpuInstanceId: 0,
+            computeInstanceId: 0,
+        };
+        // SAFETY: the set belongs to this library, which is open, and `event` is written only.
+        let answer = check("nvmlEventSetWait_v2", unsafe {
+            function(self.set, &raw mut event, milliseconds)
+        });
+        match answer {
+            Err(error) if error.code() == Some(Code::Timeout) => Ok(None),
+            Err(error) => Err(error),
+            Ok(()) => Ok(Some(RawXid {
+                gpu: RawGpu(event.device),
+                xid: event.eventData,
+            })),
+        }
+    }
+}
+
+impl Drop for EventSet<'_> {
+    fn drop(&mut self) {
+        if let Ok(free) = function!(self.nvml, nvmlEventSetFree) {
+            // SAFETY: the set belongs to this library, which is open, and nobody uses it any more.
+            let freed = check("nvmlEventSetFree", unsafe { free(self.set) });
+            if let Err(error) = freed {
+                tracing::debug!(%error, "a set of events was not freed; it goes with NVML");
+            }
+        }
+    }
+}
+
 /// Turns "not supported" into absence.
 fn optional<T>(result: Result<T, CallError>) -> Result<Option<T>, CallError> {
     match result {

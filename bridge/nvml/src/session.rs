@@ -3,9 +3,10 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::error::Error;
+use crate::events::{Events, Xids};
 use crate::snapshot::{GpuPair, GpuProcesses, Snapshot};
 use crate::thread::{self, Answer, Request};
 
@@ -78,11 +79,27 @@ impl Session {
     ///
     /// [`Error::NoThread`].
     pub fn spawn(options: Options) -> Result<Self, Error> {
+        Self::start(options, None)
+    }
+
+    /// The same with a second thread, which waits for the errors of GPUs while NVML is open: from the first request on.
+    /// What the driver tells of while NVML is started anew is not heard.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoThread`].
+    pub fn spawn_listening(options: Options) -> Result<(Self, watch::Receiver<Xids>), Error> {
+        let (seen, xids) = watch::channel(Xids::new());
+        let session = Self::start(options, Some(Events::new(seen)))?;
+        Ok((session, xids))
+    }
+
+    fn start(options: Options, events: Option<Events>) -> Result<Self, Error> {
         let (requests, queue) = mpsc::channel(QUEUE);
         let timeouts = options.timeouts;
         std::thread::Builder::new()
             .name("nvml".to_owned())
-            .spawn(move || thread::run(queue, &options))
+            .spawn(move || thread::run(queue, &options, events.as_ref()))
             .map_err(|error| Error::NoThread {
                 reason: error.to_string(),
             })?;

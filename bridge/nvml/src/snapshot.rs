@@ -59,6 +59,38 @@ pub struct GpuInfo {
     pub addressing_mode: Option<String>,
     /// Whether the GPU is split, in which case nothing can compute on the whole of it.
     pub mig: MigMode,
+    /// What has to be done about the GPU (`NVML_FI_DEV_GET_GPU_RECOVERY_ACTION`); `None` where driver or GPU do not say.
+    pub recovery: Option<RecoveryAction>,
+}
+
+/// What has to be done about a GPU (`nvmlDeviceGpuRecoveryAction_t` of nvml.h).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum RecoveryAction {
+    /// Nothing.
+    None,
+    /// Reset the GPU.
+    Reset,
+    /// Boot the node anew.
+    Reboot,
+    /// End what uses connections between GPUs.
+    DrainP2p,
+    /// End what uses the GPU, and reset it.
+    DrainAndReset,
+    /// Newer than this program.
+    Other(u32),
+}
+
+impl From<u32> for RecoveryAction {
+    fn from(number: u32) -> Self {
+        match number {
+            0 => Self::None,
+            1 => Self::Reset,
+            2 => Self::Reboot,
+            3 => Self::DrainP2p,
+            4 => Self::DrainAndReset,
+            other => Self::Other(other),
+        }
+    }
 }
 
 /// Whether a GPU is split into MIG instances (`nvmlDeviceGetMigMode`, the current mode).

@@ -1,16 +1,24 @@
 //! The thread that owns NVML.
 //!
 //! `Nvml` is a local of [`run`] and its handles are locals of [`serve`], so that the compiler sees to it that
-//! no handle outlives the library, which has to be unloaded to notice a new driver or new GPUs.
+//! no handle outlives the library, which has to be unloaded to notice a new driver or new GPUs. The thread that waits
+//! for errors of GPUs borrows it as well. It needs up to a second to leave, and meanwhile processes are asked for.
+
+use std::collections::VecDeque;
+use std::time::Duration;
 
 use nvml_wrapper::Nvml;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::error::Error;
-use crate::inventory::{self, Known};
+use crate::events::{Events, Waiter};
+use crate::inventory::{self, Handle, Known};
 use crate::session::Options;
 use crate::snapshot::{GpuPair, GpuProcesses, Snapshot};
 use crate::{library, processes, topology};
+
+/// How often it is looked whether the thread that waits for errors has left, which takes a second at most.
+const LEAVE_POLL: Duration = Duration::from_millis(10);
 
 /// Where an answer goes.
 pub(crate) type Answer<T> = oneshot::Sender<T>;
@@ -54,8 +62,8 @@ impl Request {
 
 /// Why [`serve`] returned.
 enum Next {
-    /// The request wants NVML started anew.
-    Reopen(Request),
+    /// The first of these wants NVML started anew; the others have come since.
+    Reopen(VecDeque<Request>),
     /// NVML is not to be relied on; it is started anew at the next request.
     Closed,
     /// The thread ends, and tells so.
@@ -63,14 +71,14 @@ enum Next {
 }
 
 /// Works until the last [`crate::Session`] is gone or one of them shuts it down.
-pub(crate) fn run(mut queue: mpsc::Receiver<Request>, options: &Options) {
+pub(crate) fn run(mut queue: mpsc::Receiver<Request>, options: &Options, events: Option<&Events>) {
     let library = library::path(options.library.as_deref());
     let mut known = Known::new();
-    let mut waiting = None;
+    let mut waiting = VecDeque::new();
     // With a lost GPU NVML is started anew at each scan, which is worth a line only after a failure.
     let mut announced = false;
     loop {
-        let request = match waiting.take().or_else(|| next(&mut queue)) {
+        let request = match waiting.pop_front().or_else(|| next(&mut queue)) {
             None => return,
             Some(Request::Shutdown(answer)) => {
                 drop(queue);
@@ -89,10 +97,15 @@ pub(crate) fn run(mut queue: mpsc::Receiver<Request>, options: &Options) {
         if !std::mem::replace(&mut announced, true) {
             tracing::info!(library = %library.display(), "NVML is open");
         }
-        let next = serve(&nvml, request, &mut queue, options, &mut known);
+        waiting.push_front(request);
+        let next = std::thread::scope(|scope| {
+            let listen = |handles: &[Handle<'_>]| Waiter::start(scope, &nvml, handles, events?);
+            let requests = (&mut waiting, &mut queue);
+            serve(&nvml, listen, requests, options, &mut known)
+        });
         library::close(nvml);
         match next {
-            Next::Reopen(request) => waiting = Some(request),
+            Next::Reopen(requests) => waiting.extend(requests),
             Next::Closed => {}
             Next::Stop(answer) => {
                 drop(queue);
@@ -105,27 +118,33 @@ pub(crate) fn run(mut queue: mpsc::Receiver<Request>, options: &Options) {
     }
 }
 
-/// Answers requests with one run of NVML. The first was made before it was started.
-fn serve(
+/// Answers requests with one run of NVML. The first ones were made before it was started.
+fn serve<'scope>(
     nvml: &Nvml,
-    first: Request,
-    queue: &mut mpsc::Receiver<Request>,
+    listen: impl FnOnce(&[Handle<'_>]) -> Option<Waiter<'scope>>,
+    (first, queue): (&mut VecDeque<Request>, &mut mpsc::Receiver<Request>),
     options: &Options,
     known: &mut Known,
 ) -> Next {
     let handles = match inventory::handles(nvml) {
         Ok(handles) => handles,
         Err(error) => {
-            first.fail(Error::Node(error));
+            if let Some(first) = first.pop_front() {
+                first.fail(Error::Node(error));
+            }
             return Next::Closed;
         }
     };
+    let waiter = listen(&handles);
     let mut uuids = processes::Uuids::new();
-    let mut first = Some(first);
     let mut all_answered = true;
     let mut topology = Topology::default();
     loop {
-        let (request, fresh) = match first.take() {
+        if waiter.as_ref().is_some_and(Waiter::has_left) {
+            // It was not told to: the scope passes its panic on.
+            return Next::Closed;
+        }
+        let (request, fresh) = match first.pop_front() {
             Some(request) => (request, true),
             None => match topology.meanwhile(nvml, &handles, queue) {
                 Some(request) => (request, false),
@@ -133,8 +152,16 @@ fn serve(
             },
         };
         match request {
-            Request::Rescan(_) if !fresh => return Next::Reopen(request),
-            Request::Snapshot(_) if !fresh && !all_answered => return Next::Reopen(request),
+            Request::Rescan(_) | Request::Snapshot(_)
+                if !fresh && (!all_answered || matches!(request, Request::Rescan(_))) =>
+            {
+                return reopen(request, waiter, queue, |answer| {
+                    send(
+                        answer,
+                        Ok(processes::read(nvml, &handles, &mut uuids, known)),
+                    );
+                });
+            }
             Request::Snapshot(answer) | Request::Rescan(answer) => {
                 match inventory::read(nvml, &handles, &options.sys_root, known) {
                     Ok(snapshot) => {
@@ -159,6 +186,31 @@ fn serve(
             Request::Shutdown(answer) => return Next::Stop(Some(answer)),
         }
     }
+}
+
+/// Lets the thread that waits for errors leave, so that NVML can be started anew. An `Allocate` waits for the processes,
+/// and not as long as that takes; everything else is answered by the next run.
+fn reopen(
+    request: Request,
+    waiter: Option<Waiter<'_>>,
+    queue: &mut mpsc::Receiver<Request>,
+    mut processes: impl FnMut(Answer<Result<Vec<GpuProcesses>, Error>>),
+) -> Next {
+    let mut requests = VecDeque::from([request]);
+    let Some(waiter) = waiter else {
+        return Next::Reopen(requests);
+    };
+    waiter.tell_to_leave();
+    while !waiter.has_left() {
+        match queue.try_recv() {
+            Ok(request) if request.is_abandoned() => {}
+            Ok(Request::Processes(answer)) => processes(answer),
+            Ok(Request::Shutdown(answer)) => return Next::Stop(Some(answer)),
+            Ok(request) => requests.push_back(request),
+            Err(_) => std::thread::sleep(LEAVE_POLL),
+        }
+    }
+    Next::Reopen(requests)
 }
 
 /// The reading of the topology that is under way in a run of NVML, and who waits for it.
@@ -186,7 +238,7 @@ impl Topology {
     fn meanwhile(
         &mut self,
         nvml: &Nvml,
-        handles: &[inventory::Handle<'_>],
+        handles: &[Handle<'_>],
         queue: &mut mpsc::Receiver<Request>,
     ) -> Option<Request> {
         while let Some((reading, answer)) = &mut self.0 {

@@ -6,6 +6,7 @@
 //! |---|---|
 //! | `processes/<gpu uuid>/<pid>` | a compute process on that GPU; content empty or `{"usedMemoryBytes":n}` |
 //! | `lost/<gpu uuid>` | the GPU has fallen off the bus |
+//! | `recovery/<gpu uuid>` | what has to be done about the GPU, a number of `nvmlDeviceGpuRecoveryAction_t`; 0 if absent |
 //! | `faults/<call>.json` | what that NVML call does wrong: `{"error":n,"skip":n,"times":n,"delayMs":n}` |
 //! | `counts/<call>` | how often a call with a fault was made since the fault was set (written by the library) |
 //! | `trace.log` | if it exists, the library appends the name of each NVML call to it |
@@ -40,6 +41,12 @@ pub fn processes(state: &Path, gpu_uuid: &str) -> PathBuf {
 #[must_use]
 pub fn lost(state: &Path, gpu_uuid: &str) -> PathBuf {
     state.join("lost").join(gpu_uuid)
+}
+
+/// What has to be done about a GPU.
+#[must_use]
+pub fn recovery(state: &Path, gpu_uuid: &str) -> PathBuf {
+    state.join("recovery").join(gpu_uuid)
 }
 
 /// The fault of an NVML call.

@@ -52,6 +52,15 @@ enum Verb {
         /// The number of the error.
         xid: u64,
     },
+    /// The driver says what has to be done about a GPU.
+    Recovery {
+        /// The folder of the node.
+        folder: PathBuf,
+        /// Its UUID.
+        gpu: String,
+        /// A number of nvmlDeviceGpuRecoveryAction_t: 0 nothing, 1 reset, 2 reboot, 3 drain P2P, 4 drain and reset.
+        action: u32,
+    },
     /// An NVML call goes wrong.
     Fault {
         /// The folder of the node.
@@ -121,6 +130,14 @@ fn run(verb: Verb) -> Result<String, Box<dyn std::error::Error>> {
         }
         Verb::Xid { folder, gpu, xid } => {
             FakeNode::open(&folder)?.report_xid(&gpu, xid)?;
+            String::new()
+        }
+        Verb::Recovery {
+            folder,
+            gpu,
+            action,
+        } => {
+            FakeNode::open(&folder)?.set_recovery(&gpu, action)?;
             String::new()
         }
         Verb::Fault {

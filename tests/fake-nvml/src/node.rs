@@ -92,7 +92,7 @@ impl FakeNode {
             folder,
             scenario: scenario.clone(),
         };
-        for name in ["processes", "lost", "faults", "counts"] {
+        for name in ["processes", "lost", "recovery", "faults", "counts"] {
             make_folder(&node.state_dir().join(name))?;
         }
         node.replace_scenario(scenario)?;
@@ -270,6 +270,17 @@ impl FakeNode {
             file.write_all(format!("{{\"gpu\":\"{gpu_uuid}\",\"xid\":{xid}}}\n").as_bytes())
         };
         append().map_err(at(&events))
+    }
+
+    /// From now on the driver says that this has to be done about the GPU: a number of
+    /// `nvmlDeviceGpuRecoveryAction_t`, 0 for nothing.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::File`].
+    pub fn set_recovery(&self, gpu_uuid: &str, action: u32) -> Result<(), Error> {
+        let file = layout::recovery(&self.state_dir(), gpu_uuid);
+        write(&file, action.to_string().as_bytes())
     }
 
     /// From now on that NVML call does this; the calls are counted anew.

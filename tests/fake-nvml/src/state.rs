@@ -43,6 +43,13 @@ impl State {
         layout::lost(&self.0, gpu_uuid).exists()
     }
 
+    /// What has to be done about a GPU (`nvmlDeviceGpuRecoveryAction_t`).
+    pub(crate) fn recovery(&self, gpu_uuid: &str) -> u32 {
+        let number = fs::read_to_string(layout::recovery(&self.0, gpu_uuid));
+        let number = number.ok().and_then(|text| text.trim().parse().ok());
+        number.unwrap_or(0)
+    }
+
     /// The compute processes of a GPU, by PID.
     pub(crate) fn processes(&self, gpu_uuid: &str) -> Vec<Process> {
         let Ok(folder) = fs::read_dir(layout::processes(&self.0, gpu_uuid)) else {

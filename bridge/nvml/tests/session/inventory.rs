@@ -169,6 +169,7 @@ async fn a_snapshot_asks_each_gpu_each_question_once() {
         2 nvmlDeviceGetArchitecture
         2 nvmlDeviceGetBrand
         2 nvmlDeviceGetCudaComputeCapability
+        2 nvmlDeviceGetFieldValues
         2 nvmlDeviceGetMemoryInfo_v2
         2 nvmlDeviceGetMigMode
         2 nvmlDeviceGetMinorNumber

@@ -4,6 +4,7 @@
     reason = "a test that cannot set up its node has to fail"
 )]
 
+mod events;
 mod inventory;
 mod processes;
 mod topology;

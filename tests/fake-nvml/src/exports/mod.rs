@@ -3,6 +3,7 @@
 
 mod device;
 mod event;
+mod field;
 mod older;
 mod stubs;
 mod system;
