@@ -33,7 +33,7 @@ use anyhow::Context as _;
 use bridge_core::{
     ClaimUid, Claims, Pods, Pool, Process, Processes, Settings, UnitId, UnitProcesses,
 };
-use bridge_nvml::Session;
+use bridge_nvml::{Session, Xids};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -48,7 +48,7 @@ use crate::cdi::{CdiFiles, ClaimMinors, DriverRoot, Roots};
 use crate::cli::RunOptions;
 use crate::config::Config;
 use crate::config::live::Current;
-use crate::inventory::{self, Scan};
+use crate::inventory::{self, Look, Scan};
 use crate::metrics::{Metrics, NvmlCall};
 use crate::store::{self, Loaded, Store};
 use crate::{client, device_plugin, dra, usage};
@@ -79,12 +79,13 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
     let client = client::of_daemon(options.kubeconfig.as_deref()).await?;
     let (current, config) = watch::channel(settings::read(&options, &client).await?);
     store::make_folder(&options.state_dir)?;
-    let nvml = start_nvml(&options)?;
+    let nvml = Session::spawn_listening(nvml_options(&options));
+    let (nvml, xids) = nvml.context(NO_NVML_THREAD)?;
     let stop = CancellationToken::new();
     let conditions = Conditions::new();
     let metrics = Metrics::new();
     let mut tasks = Tasks::new();
-    let scans = start_scans(&mut tasks, nvml.clone(), &conditions, &metrics, &stop);
+    let (scans, looks) = start_scans(&mut tasks, nvml.clone(), &conditions, &metrics, &stop);
     let node = options.node_name.clone();
     let pages = Pages::guarded(node, conditions.clone(), client.clone());
     reign::serve_own_socket(&mut tasks, &options, &pages, &stop)?;
@@ -113,6 +114,7 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
         way,
         nvml,
         scans,
+        errors: Errors { xids, looks },
         pages,
         conditions,
         metrics,
@@ -145,11 +147,18 @@ struct Parts {
     way: Way,
     nvml: Session,
     scans: watch::Receiver<Scan>,
+    errors: Errors,
     pages: Pages,
     conditions: Conditions,
     metrics: Metrics,
     stop: CancellationToken,
     started: Instant,
+}
+
+/// What the driver tells of errors of GPUs, and what has to be done about them.
+struct Errors {
+    xids: watch::Receiver<Xids>,
+    looks: watch::Receiver<Option<Look>>,
 }
 
 impl Parts {
@@ -195,6 +204,8 @@ impl Parts {
             reign.keep_count(&mut owners, &over);
         }
         start_feeds(tasks, self.scans.clone(), &handle, &self.stop).await;
+        // The units are known.
+        feeds::start_errors(tasks, self.errors, &handle, &self.stop);
         settings::start(tasks, self.current, &faces);
         let waiting = faces.report_ledger(tasks);
         let followed = faces.follow(tasks);
@@ -258,13 +269,14 @@ fn roots(options: &RunOptions) -> Roots {
     }
 }
 
-fn start_nvml(options: &RunOptions) -> anyhow::Result<Session> {
-    Session::spawn(bridge_nvml::Options {
+const NO_NVML_THREAD: &str = "the NVML thread could not be started";
+
+fn nvml_options(options: &RunOptions) -> bridge_nvml::Options {
+    bridge_nvml::Options {
         library: options.nvml_library.clone(),
         sys_root: options.sys_root.clone(),
         timeouts: bridge_nvml::Timeouts::default(),
-    })
-    .context("the NVML thread could not be started")
+    }
 }
 
 /// NVML's processes, each with the pod of its cgroup, without those that the configuration ignores.
@@ -324,13 +336,15 @@ fn start_scans(
     conditions: &Conditions,
     metrics: &Metrics,
     stop: &CancellationToken,
-) -> watch::Receiver<Scan> {
+) -> (watch::Receiver<Scan>, watch::Receiver<Option<Look>>) {
     let (scans, seen) = watch::channel(Scan::Pending);
+    let (looks, looked) = watch::channel(None);
+    let results = inventory::Results { scans, looks };
     let (ask, on_demand) = mpsc::channel(1);
     let (session, cancel) = (nvml.clone(), stop.clone());
     let metrics = metrics.clone();
     tasks.spawn(async move {
-        inventory::run(session, scans, on_demand, metrics, cancel).await;
+        inventory::run(session, results, on_demand, metrics, cancel).await;
         ("inventory", Ok(()))
     });
     tasks.spawn(rescan_on_hangup(ask, stop.clone()));
@@ -346,7 +360,7 @@ fn start_scans(
             () = cancel.cancelled() => ("NVML thread", Ok(())),
         }
     });
-    seen
+    (seen, looked)
 }
 
 /// Feeds the arbiter with what NVML says, and waits a moment for the first, so that the sockets open with a known

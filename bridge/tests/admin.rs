@@ -63,6 +63,7 @@ fn unit_status(number: u32, side: Side, state: UnitState, holds: Vec<Hold>) -> U
         product_name: gpu(number).product_name,
         side,
         state,
+        fault: None,
         presence: if state == UnitState::Lost {
             Presence::Lost
         } else {
@@ -272,6 +273,7 @@ async fn answer(calls: &mut mpsc::Receiver<Call>, outcome: Result<(), Error>) {
         | Call::Prepare { .. }
         | Call::Unprepare { .. }
         | Call::Release { .. }
+        | Call::ClearFault { .. }
         | Call::HandOver { .. }
         | Call::TakeBack { .. }) => {
             panic!("a health check gives nothing out, and this could: {call:?}")

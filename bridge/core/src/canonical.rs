@@ -236,6 +236,7 @@ impl Seen {
             kubelet_ids,
             lingering,
             unfit,
+            faults,
             strangers: _, // only says what has been reported
             topology: _,  // decides nothing but which units are preferred
         } = self;
@@ -268,6 +269,7 @@ impl Seen {
             strangers: BTreeSet::new(),
             topology: Arc::default(),
             unfit,
+            faults: faults.canonical(clocks),
         }
     }
 }
@@ -279,6 +281,9 @@ impl Ledger {
         self.generation = 0;
         for hold in self.holds.values_mut().flatten() {
             hold.since = SystemTime::UNIX_EPOCH;
+        }
+        for fault in self.faults.values_mut() {
+            fault.since = SystemTime::UNIX_EPOCH;
         }
         self
     }

@@ -68,6 +68,7 @@ impl Transition {
         for unit in missing {
             let before = self.pool.seen.presence.insert(unit.clone(), Presence::Lost);
             if before != Some(Presence::Lost) {
+                self.note_presence(&unit, Presence::Lost);
                 self.report(Report::UnitLost { unit });
             }
         }
@@ -82,6 +83,7 @@ impl Transition {
             .insert(unit.clone(), Presence::Present);
         if let Some(record) = self.pool.ledger.units.get_mut(&unit) {
             record.gpu = gpu;
+            self.note_presence(&unit, Presence::Present);
             if before == Presence::Lost {
                 self.report(Report::UnitReturned { unit });
             }

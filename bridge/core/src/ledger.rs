@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;
 
 use crate::gpu::Gpu;
+use crate::health::Fault;
 use crate::hold::{Hold, HoldKind};
 use crate::id::{ClaimRef, ClaimUid, DeviceId, DeviceName, UnitId};
 use crate::settings::Face;
@@ -185,6 +186,8 @@ pub struct Ledger {
     pub holds: BTreeMap<UnitId, Vec<Hold>>,
     /// Answers given to `NodePrepareResources`.
     pub prepared: BTreeMap<ClaimUid, Preparation>,
+    /// Units that are offered to nobody, each with why (rule 10).
+    pub faults: BTreeMap<UnitId, Fault>,
 }
 
 impl Ledger {
@@ -354,6 +357,13 @@ impl Ledger {
                 return Err(format!("two units have the number {}", record.number));
             }
             self.check_capacity(unit, record)?;
+        }
+        if let Some(unit) = self
+            .faults
+            .keys()
+            .find(|unit| !self.units.contains_key(*unit))
+        {
+            return Err(format!("{unit} has a fault and is not a unit of this node"));
         }
         for (unit, holds) in &self.holds {
             if !self.units.contains_key(unit) {

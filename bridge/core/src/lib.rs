@@ -34,6 +34,7 @@ mod fit;
 mod foreign;
 mod gpu;
 mod handout;
+mod health;
 mod hold;
 mod id;
 mod inventory;
@@ -73,6 +74,10 @@ pub use gpu::Gpu;
 pub use handout::{
     ContainerEdits, DeviceSpecs, HandedUnit, Handout, HostPath, IdStrategy, ListStrategy,
 };
+pub use health::{
+    AWAY_LEAST, Fault, FaultEnd, IGNORED_XIDS, NotCleared, Recovery, STEADY_FIRST, STEADY_LONGEST,
+    XIDS_OF_A_FAULT, Xid, XidAction, XidRules,
+};
 pub use hold::{ForeignCause, Former, Hold, HoldKind, Phase};
 pub use id::{
     ClaimName, ClaimRef, ClaimUid, DeviceId, DeviceName, InvalidId, NAME_LIMIT, PodName, PodRef,
@@ -89,6 +94,6 @@ pub use release::{Insistence, NotReleased};
 pub use report::{EndCause, Report};
 pub use rival::{RIVAL_GONE, Rival};
 pub use settings::{Face, Limits, Mode, Pace, Settings, Weights};
-pub use status::{Status, UnitHealth, UnitState, UnitStatus};
+pub use status::{FaultStatus, Status, UnitHealth, UnitState, UnitStatus};
 pub use taint::{TAINT_KEY, Taint, TaintEffect, TaintReason, Toleration};
 pub use topology::{Ancestor, Connection, Topology};

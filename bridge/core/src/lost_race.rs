@@ -112,6 +112,7 @@ impl Refusal {
             | Self::NoFreeUnit { .. }
             | Self::UnknownDevice { .. }
             | Self::UnitLost { .. }
+            | Self::UnitFaulty { .. }
             | Self::DeviceNodeMissing { .. }
             | Self::WaitingForAdoption
             | Self::LedgerUnreadable

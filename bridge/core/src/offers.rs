@@ -121,7 +121,8 @@ impl Pool {
 
     /// What the kubelet has allocated is never hidden from it, or it fails the pod when it starts anew.
     fn keeps_healthy(&self, id: &DeviceId, unit: &UnitId) -> bool {
-        let carried = self.ledger.carrier_of(id).is_some() && self.presence(unit) != Presence::Lost;
+        let is_well = self.presence(unit) != Presence::Lost && self.fault_of(unit).is_none();
+        let carried = is_well && self.ledger.carrier_of(id).is_some();
         let known = self.standing != Standing::Serving && self.seen.kubelet_ids.contains(id);
         carried || known
     }
@@ -166,6 +167,9 @@ impl Pool {
         }
         if self.presence(unit) != Presence::Present {
             return Some(TaintReason::Lost);
+        }
+        if self.fault_of(unit).is_some() {
+            return Some(TaintReason::Faulty);
         }
         if let Some(claim) = self.claim_on(unit) {
             let in_use = self.is_in_use(&claim.uid, unit);

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::evidence::{Claims, Listing, Moment, Pods, Processes, UnitProcesses};
+use crate::health::Faults;
 use crate::hold::{ForeignCause, Former, Hold, HoldKind};
 use crate::id::{ClaimRef, ClaimUid, DeviceId, UnitId};
 use crate::ledger::{Access, Ledger, Side, UnitKind};
@@ -78,6 +79,8 @@ pub(crate) struct Seen {
     pub(crate) topology: Arc<Topology>,
     /// Units that no container could use, each with what it lacks on the host, in words.
     pub(crate) unfit: BTreeMap<UnitId, String>,
+    /// What is remembered of the faults in the ledger.
+    pub(crate) faults: Faults,
 }
 
 /// All units of a node, who has them, and what is offered. Changed only through a [`Transition`].
@@ -184,9 +187,9 @@ impl Pool {
         self.presence(unit) == Presence::Present
     }
 
-    /// Whether NVML sees a unit, and the host has what a container needs of it.
+    /// Whether NVML sees a unit, the host has what a container needs of it, and it has no fault.
     pub(crate) fn is_fit(&self, unit: &UnitId) -> bool {
-        self.is_present(unit) && self.lack_of(unit).is_none()
+        self.is_present(unit) && self.lack_of(unit).is_none() && self.fault_of(unit).is_none()
     }
 
     /// What a container that is given the unit would miss on the host.
@@ -441,6 +444,7 @@ impl Transition {
     /// Takes new settings. They open and close offers, and touch no hold (rule 9).
     pub fn configure(&mut self, settings: Settings) {
         self.keeping_promises(|transition| transition.pool.settings = settings);
+        self.end_ignored_faults();
         self.settle();
     }
 

@@ -285,6 +285,15 @@ impl Pool {
                 claim: claim.clone(),
             }));
         }
+        if let Some(fault) = self.fault_of(unit) {
+            // It does not end within the wait.
+            return Err(PrepareOutcome::Refused(Refusal::UnitFaulty {
+                unit: unit.clone(),
+                device: device.device.clone(),
+                claim: claim.clone(),
+                fault: fault.clone(),
+            }));
+        }
         if let Some(lack) = self.lack_of(unit) {
             // A module that is just being loaded is worth a wait.
             return Err(PrepareOutcome::Wait(Refusal::DeviceNodeMissing {

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use crate::health::Fault;
 use crate::hold::{ForeignCause, Former, Hold, HoldKind};
 use crate::id::{ClaimRef, DeviceId, DeviceName, UnitId};
 use crate::rival::{RIVAL_GONE, Rival};
@@ -70,6 +71,17 @@ pub enum Refusal {
         device: DeviceName,
         /// The claim that asked.
         claim: ClaimRef,
+    },
+    /// The driver told of an error of the GPU, which is closed for it.
+    UnitFaulty {
+        /// The unit asked for.
+        unit: UnitId,
+        /// Its device name.
+        device: DeviceName,
+        /// The claim that asked.
+        claim: ClaimRef,
+        /// The error.
+        fault: Fault,
     },
     /// The host lacks a device node that a container with the unit would need.
     DeviceNodeMissing {
@@ -157,6 +169,7 @@ impl Refusal {
             Self::UnitHeld { .. } => "UnitHeld",
             Self::UnitBusy { .. } => "UnitBusy",
             Self::UnitLost { .. } => "UnitLost",
+            Self::UnitFaulty { .. } => "UnitFaulty",
             Self::DeviceNodeMissing { .. } => "DeviceNodeMissing",
             Self::CountedPodsFirst { .. } => "CountedPodsFirst",
             Self::WaitingForAdoption => "WaitingForAdoption",
@@ -166,7 +179,7 @@ impl Refusal {
     }
 
     /// Every reason, for metrics that start at zero and for the guide's test.
-    pub const REASONS: [&'static str; 12] = [
+    pub const REASONS: [&'static str; 13] = [
         "UnknownDeviceId",
         "RepeatedDeviceId",
         "NoFreeUnit",
@@ -174,6 +187,7 @@ impl Refusal {
         "UnitHeld",
         "UnitBusy",
         "UnitLost",
+        "UnitFaulty",
         "DeviceNodeMissing",
         "CountedPodsFirst",
         "WaitingForAdoption",
@@ -195,6 +209,7 @@ impl Refusal {
             | Self::UnitHeld { .. }
             | Self::UnitBusy { .. }
             | Self::UnitLost { .. }
+            | Self::UnitFaulty { .. }
             | Self::DeviceNodeMissing { .. }
             | Self::CountedPodsFirst { .. } => false,
         }
@@ -264,6 +279,17 @@ impl fmt::Display for Refusal {
                 f,
                 "{device} ({unit}) cannot be prepared for claim {claim}: the GPU does not answer NVML any more. \
                  Delete the pod and the claim to get another GPU, and have this one looked at."
+            ),
+            Self::UnitFaulty {
+                unit,
+                device,
+                claim,
+                fault,
+            } => write!(
+                f,
+                "{device} ({unit}) cannot be prepared for claim {claim}: the driver told of XID {}, so the GPU is offered to nobody. \
+                 Delete the pod and the claim to get another GPU; what has to be done about this one `gpu-bridge status` says on the node.",
+                fault.numbers()
             ),
             Self::DeviceNodeMissing { unit, lack, claim } => {
                 write!(f, "{unit} cannot be given to ")?;

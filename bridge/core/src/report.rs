@@ -1,5 +1,6 @@
 //! What a transition did that somebody may want to know. The arbiter logs and counts these after the commit.
 
+use crate::health::{FaultEnd, Xid, XidAction};
 use crate::hold::Former;
 use crate::id::{ClaimRef, DeviceId, PodRef, UnitId};
 use crate::lost_race::NotEvicted;
@@ -179,6 +180,31 @@ pub enum Report {
     UnitReturned {
         /// The unit.
         unit: UnitId,
+    },
+    /// The driver told of an error.
+    XidSeen {
+        /// The GPU, which need not be a unit.
+        unit: UnitId,
+        /// Its number.
+        xid: Xid,
+        /// How often since the last look.
+        times: u64,
+        /// What it does.
+        action: XidAction,
+    },
+    /// A GPU is offered to nobody because of an error, or because of one more.
+    UnitFaulty {
+        /// The unit.
+        unit: UnitId,
+        /// The error.
+        xid: Xid,
+    },
+    /// A GPU is not closed by a fault any more.
+    FaultEnded {
+        /// The unit.
+        unit: UnitId,
+        /// Why.
+        cause: FaultEnd,
     },
     /// A claim that the kubelet has from somebody else is held from now on.
     ClaimTakenOver {

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::devices::DeviceRule;
+use crate::health::XidRules;
 
 /// The side that units are offered on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -149,6 +150,8 @@ pub struct Settings {
     pub min_legacy: u32,
     /// Units that only one face may offer, or none; for each unit the first rule that is for it counts.
     pub devices: Vec<DeviceRule>,
+    /// Which errors close a GPU.
+    pub xids: XidRules,
 }
 
 impl Settings {

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::SystemTime;
 
+use crate::health::{Fault, Recovery};
 use crate::hold::Hold;
 use crate::id::{ClaimRef, DeviceId, DeviceName, UnitId};
 use crate::ledger::Side;
@@ -25,6 +26,8 @@ pub enum UnitState {
     Held,
     /// The GPU does not answer, and nobody holds it.
     Lost,
+    /// The driver told of an error that closes the GPU, and nobody holds it.
+    Faulty,
     /// NVML has not spoken about it since the start.
     Unseen,
 }
@@ -40,6 +43,7 @@ impl UnitState {
             Self::Moving => "Moving",
             Self::Held => "Held",
             Self::Lost => "Lost",
+            Self::Faulty => "Faulty",
             Self::Unseen => "Unseen",
         }
     }
@@ -64,8 +68,35 @@ pub struct UnitStatus {
     pub presence: Presence,
     /// What a container that is given the unit would miss on the host, in words.
     pub lacks: Option<String>,
+    /// The error that closes it.
+    pub fault: Option<FaultStatus>,
     /// Who holds it.
     pub holds: Vec<Hold>,
+}
+
+/// Why a unit is closed, and what to do about it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FaultStatus {
+    /// The error.
+    pub fault: Fault,
+    /// What NVML says has to be done; `None` where it does not say, as with an old driver.
+    pub recovery: Option<Recovery>,
+}
+
+impl std::fmt::Display for FaultStatus {
+    /// A sentence without its end: which error it was, and what to do.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "the driver told of XID {}; ", self.fault.numbers())?;
+        match self.recovery {
+            Some(Recovery::None) => {
+                f.write_str("by NVML nothing has to be done, so it is served again soon")
+            }
+            Some(action) => write!(f, "by NVML this has to be done: {action}"),
+            None => f.write_str(
+                "reset the GPU or boot the node anew, then `gpu-bridge ledger clear-fault`, which a new boot does not need",
+            ),
+        }
+    }
 }
 
 /// How a unit is for whoever has it, or would be for whoever is given it.
@@ -77,6 +108,8 @@ pub enum UnitHealth<'a> {
     Unknown,
     /// NVML saw the GPU once, and does not now.
     Lost,
+    /// The driver told of an error that closes it.
+    Faulty(&'a FaultStatus),
     /// This is missing on the host, in words.
     Lacks(&'a str),
 }
@@ -85,11 +118,13 @@ impl UnitStatus {
     /// How the unit is.
     #[must_use]
     pub fn health(&self) -> UnitHealth<'_> {
-        match (self.presence, self.lacks.as_deref()) {
-            (Presence::Unknown, _) => UnitHealth::Unknown,
-            (Presence::Lost, _) => UnitHealth::Lost,
-            (Presence::Present, Some(lacks)) => UnitHealth::Lacks(lacks),
-            (Presence::Present, None) => UnitHealth::Well,
+        match (&self.fault, self.presence, self.lacks.as_deref()) {
+            // What to do about a GPU that has fallen off the bus is known if there was an error before.
+            (Some(fault), _, _) => UnitHealth::Faulty(fault),
+            (None, Presence::Unknown, _) => UnitHealth::Unknown,
+            (None, Presence::Lost, _) => UnitHealth::Lost,
+            (None, Presence::Present, Some(lacks)) => UnitHealth::Lacks(lacks),
+            (None, Presence::Present, None) => UnitHealth::Well,
         }
     }
 }
@@ -130,6 +165,10 @@ impl Pool {
                 state: self.unit_state(unit, record.side),
                 presence: self.presence(unit),
                 lacks: self.lack_of(unit).cloned(),
+                fault: self.fault_of(unit).map(|fault| FaultStatus {
+                    fault: fault.clone(),
+                    recovery: self.recovery_of(unit),
+                }),
                 holds: ledger.holds_on(unit).to_vec(),
             })
             .collect();
@@ -158,6 +197,7 @@ impl Pool {
         match self.presence(unit) {
             Presence::Unknown => UnitState::Unseen,
             Presence::Lost => UnitState::Lost,
+            Presence::Present if self.fault_of(unit).is_some() => UnitState::Faulty,
             Presence::Present => match side {
                 Side::Legacy => UnitState::FreeLegacy,
                 Side::Dra => UnitState::FreeDra,

@@ -14,6 +14,8 @@ pub enum TaintReason {
     Foreign,
     /// The GPU does not answer.
     Lost,
+    /// The driver told of an error by which the GPU is closed.
+    Faulty,
     /// The claim that has it prepared is deallocated, or nobody uses it any more.
     Unpreparing,
     /// The mode or a limit closes the face, or the daemon gives nothing out now.
@@ -28,6 +30,7 @@ impl TaintReason {
             Self::Counted => "Counted",
             Self::Foreign => "Foreign",
             Self::Lost => "Lost",
+            Self::Faulty => "Faulty",
             Self::Unpreparing => "Unpreparing",
             Self::Closed => "Closed",
         }

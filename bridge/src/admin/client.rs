@@ -13,7 +13,7 @@ use tokio::net::UnixStream;
 use tokio::time::timeout;
 
 use super::page::StatusPage;
-use super::server::{HANDOVER, RELEASE, ReleaseRequest, STATUS};
+use super::server::{CLEAR_FAULT, ClearFaultRequest, HANDOVER, RELEASE, ReleaseRequest, STATUS};
 
 /// How long a question may take: a page is made from memory, and a ledger that is handed over waits for the disk.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -100,6 +100,19 @@ pub async fn hand_over(path: &Path, to: &PodUid) -> Result<(), ClientError> {
 pub async fn release(path: &Path, request: &ReleaseRequest) -> Result<String, ClientError> {
     let body = serde_json::to_vec(request).map_err(|error| exchange(path, error))?;
     let (code, text) = ask(path, "POST", RELEASE, Body::from(body)).await?;
+    match code {
+        StatusCode::OK => Ok(String::from_utf8_lossy(&text).into_owned()),
+        code => Err(refused(path, code, &text)),
+    }
+}
+
+/// Ends the fault of a unit; returns what the daemon says.
+///
+/// # Errors
+/// The daemon is not there, or does not want to ([`ClientError::Refused`]).
+pub async fn clear_fault(path: &Path, request: &ClearFaultRequest) -> Result<String, ClientError> {
+    let body = serde_json::to_vec(request).map_err(|error| exchange(path, error))?;
+    let (code, text) = ask(path, "POST", CLEAR_FAULT, Body::from(body)).await?;
     match code {
         StatusCode::OK => Ok(String::from_utf8_lossy(&text).into_owned()),
         code => Err(refused(path, code, &text)),

@@ -12,6 +12,7 @@
 //! | `/status` | [`StatusPage`] |
 //! | `/` | the same for a browser |
 //! | `POST /handover` | on the admin socket alone: gives the ledger to the pod whose UID is the body |
+//! | `POST /clear-fault` | on the admin socket alone: ends the fault of the unit of a [`ClearFaultRequest`] |
 //! | `POST /release` | on the admin socket alone: ends what holds the unit of a [`ReleaseRequest`], if nothing shows it |
 //!
 //! On an address that others than this node can reach, the first three are open, `/readyz` without its messages, and
@@ -27,15 +28,15 @@ mod web;
 
 pub use crate::uds::{PATH_LIMIT_BYTES as SOCKET_PATH_LIMIT_BYTES, own_admin_socket};
 pub use access::AUDIENCE;
-pub use client::{ClientError, hand_over, probe, release, status};
+pub use client::{ClientError, clear_fault, hand_over, probe, release, status};
 pub use conditions::{Condition, ConditionName, Conditions, Met};
 pub use listen::{ListenError, http_listener};
 pub use page::{
-    ClaimOfferPage, ConditionPage, CountedOfferPage, HoldPage, HolderPage, LimitsPage, OffersPage,
-    ReadyPage, RivalPage, StatusPage, UnitPage, WeightsPage, standing,
+    ClaimOfferPage, ConditionPage, CountedOfferPage, FaultPage, HoldPage, HolderPage, LimitsPage,
+    OffersPage, ReadyPage, RivalPage, StatusPage, UnitPage, WeightsPage, standing,
 };
 pub use server::{
-    HANDOVER, HEALTHZ, HandOver, METRICS, Pages, READYZ, RELEASE, ReleaseRequest, STATUS,
-    report_ledger, serve_http, serve_socket,
+    CLEAR_FAULT, ClearFaultRequest, HANDOVER, HEALTHZ, HandOver, METRICS, Pages, READYZ, RELEASE,
+    ReleaseRequest, STATUS, report_ledger, serve_http, serve_socket,
 };
 pub use web::{PAGE, SCRIPT, STYLE};

@@ -93,15 +93,30 @@ pub struct UnitPage {
     /// Where the unit is offered while it is free: `legacy`, `dra` or `rest` (both); `lowering`, `yielding` or `dark`
     /// on the way from one to the other.
     pub side: String,
-    /// `FreeLegacy`, `FreeDra`, `FreeRest`, `Moving`, `Held`, `Lost` or `Unseen`.
+    /// `FreeLegacy`, `FreeDra`, `FreeRest`, `Moving`, `Held`, `Lost`, `Faulty` or `Unseen`.
     pub state: String,
     /// Whether NVML sees the GPU.
     pub present: bool,
     /// The device node without which no container could use the GPU, and what is wrong with it; absent: nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lacks: Option<String>,
+    /// The error that closes the GPU, and what to do about it; absent: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fault: Option<FaultPage>,
     /// Who holds it; empty when it is free.
     pub holds: Vec<HoldPage>,
+}
+
+/// Why a GPU is offered to nobody.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FaultPage {
+    /// The numbers of its errors.
+    pub xids: Vec<u32>,
+    /// When the first came.
+    pub since: String,
+    /// What happened, and what to do.
+    pub message: String,
 }
 
 /// One hold.
@@ -289,6 +304,11 @@ impl From<&UnitStatus> for UnitPage {
             state: unit.state.as_str().to_owned(),
             present: unit.presence == Presence::Present,
             lacks: unit.lacks.clone(),
+            fault: unit.fault.as_ref().map(|status| FaultPage {
+                xids: status.fault.xids.iter().map(|xid| xid.number()).collect(),
+                since: time(status.fault.since),
+                message: status.to_string(),
+            }),
             holds: unit.holds.iter().map(HoldPage::from).collect(),
         }
     }

@@ -26,7 +26,7 @@ use super::access::Access;
 use super::conditions::{ConditionName, Conditions, Met};
 use super::page::{ReadyPage, StatusPage};
 use super::web;
-use crate::arbiter::{Error as ArbiterError, Handle, Observation, Release};
+use crate::arbiter::{ClearFault, Error as ArbiterError, Handle, Observation, Release};
 use crate::metrics::{Format, Scene};
 use crate::uds;
 
@@ -54,6 +54,19 @@ pub const HANDOVER: &str = "/handover";
 
 /// Path to which an admin posts a [`ReleaseRequest`]; on the admin socket alone.
 pub const RELEASE: &str = "/release";
+
+/// Path to which an admin posts a [`ClearFaultRequest`]; on the admin socket alone.
+pub const CLEAR_FAULT: &str = "/clear-fault";
+
+/// What is posted to [`CLEAR_FAULT`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ClearFaultRequest {
+    /// Exact UUID of the GPU.
+    pub unit: String,
+    /// Why, in the admin's words.
+    pub reason: String,
+}
 
 /// What is posted to [`RELEASE`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -151,6 +164,7 @@ pub async fn serve_socket(
         .routes()
         .route(HANDOVER, post(hand_over))
         .route(RELEASE, post(release))
+        .route(CLEAR_FAULT, post(clear_fault))
         .with_state(pages.0);
     tokio::select! {
         done = axum::serve(Limited::new(Callers(socket)), all).into_future() => done,
@@ -315,6 +329,30 @@ async fn release(
     };
     match handle.release(command).await {
         Ok(Ok(holds)) => format!("{unit} is released: {holds} holds have ended\n").into_response(),
+        Ok(Err(why)) => (StatusCode::CONFLICT, format!("{why}\n")).into_response(),
+        Err(error) => unavailable(error),
+    }
+}
+
+async fn clear_fault(
+    State(server): State<Arc<Server>>,
+    Json(wanted): Json<ClearFaultRequest>,
+) -> Response {
+    let Some(Owner { handle, .. }) = server.owner.get() else {
+        return unavailable(NOT_THE_OWNER);
+    };
+    let unit = match UnitId::new(wanted.unit) {
+        Ok(unit) => unit,
+        Err(error) => return (StatusCode::CONFLICT, format!("{error}\n")).into_response(),
+    };
+    let command = ClearFault {
+        unit: unit.clone(),
+        reason: shown(&wanted.reason),
+    };
+    match handle.clear_fault(command).await {
+        Ok(Ok(())) => {
+            format!("{unit} has no fault any more, and is offered again\n").into_response()
+        }
         Ok(Err(why)) => (StatusCode::CONFLICT, format!("{why}\n")).into_response(),
         Err(error) => unavailable(error),
     }

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use bridge_core::{
     Adoption, AllocateRequest, ClaimRef, Claims, Demand, DeviceId, DeviceName, Face, Grant,
-    Insistence, Inventory, Listing, NotReleased, Offers, PodUid, Pods, PrepareRequest,
-    PreparedDevice, Refusal, Report, Rival, Settings, Status, Topology, UnitId,
+    Insistence, Inventory, Listing, NotCleared, NotReleased, Offers, PodUid, Pods, PrepareRequest,
+    PreparedDevice, Recovery, Refusal, Report, Rival, Settings, Status, Topology, UnitId, Xid,
 };
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
@@ -128,6 +128,15 @@ pub enum Observation {
     Inventory(Inventory),
     /// How the GPUs are connected.
     Topology(Arc<Topology>),
+    /// Errors of GPUs that the driver has told of, each with how often.
+    Xids(BTreeMap<(UnitId, Xid), u64>),
+    /// What NVML says has to be done about GPUs.
+    Recovery {
+        /// [`Handle::uptime_at`] when it was asked.
+        asked: Duration,
+        /// By GPU; one that is not named is one of which it does not say.
+        actions: BTreeMap<UnitId, Recovery>,
+    },
     /// The ids that the kubelet's checkpoint names, while adoption is waited for.
     KubeletIds(BTreeSet<DeviceId>),
     /// By which names claims know their units, while adoption is waited for.
@@ -173,6 +182,15 @@ pub struct Release {
     pub unit: UnitId,
     /// Whether a process on it matters.
     pub insistence: Insistence,
+    /// Why, in the admin's words; for the log and the history.
+    pub reason: String,
+}
+
+/// An admin's command to end the fault of a unit.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClearFault {
+    /// The unit.
+    pub unit: UnitId,
     /// Why, in the admin's words; for the log and the history.
     pub reason: String,
 }
@@ -227,6 +245,13 @@ pub enum Call {
         release: Release,
         /// Told how many holds have ended, or why none has.
         reply: oneshot::Sender<Result<Result<usize, NotReleased>, Error>>,
+    },
+    /// An admin says that a GPU is well again.
+    ClearFault {
+        /// Which.
+        clear: ClearFault,
+        /// Told that its fault has ended, or why not.
+        reply: oneshot::Sender<Result<Result<(), NotCleared>, Error>>,
     },
     /// A successor asks for the ledger.
     HandOver {
@@ -375,6 +400,14 @@ impl Handle {
         self.ask(|reply| Call::Release { release, reply }).await
     }
 
+    /// Rule 10, *an admin's command*: the fault has ended, or why not.
+    ///
+    /// # Errors
+    /// The ledger could not be saved, somebody else owns it, or the daemon is stopping.
+    pub async fn clear_fault(&self, clear: ClearFault) -> Result<Result<(), NotCleared>, Error> {
+        self.ask(|reply| Call::ClearFault { clear, reply }).await
+    }
+
     /// Tells what was seen; returns when the pool has taken it.
     ///
     /// # Errors
@@ -438,6 +471,12 @@ impl Handle {
     #[must_use]
     pub fn uptime(&self) -> Duration {
         self.started.elapsed()
+    }
+
+    /// The same clock at a moment since then.
+    #[must_use]
+    pub fn uptime_at(&self, moment: Instant) -> Duration {
+        moment.saturating_duration_since(self.started)
     }
 
     /// The kubelet is about to pick ids: an `Allocate` follows within milliseconds, if at all.

@@ -4,10 +4,10 @@ use bridge_core::{ClaimRef, DeviceId, Former, PodRef, Refusal, Report, UnitId};
 
 use crate::store::Event;
 
-/// The line of a report.
-pub(super) fn of_report(report: &Report, generation: u64) -> Event {
+/// The line of a report; errors that close no GPU have none, since an application can make thousands of them.
+pub(super) fn of_report(report: &Report, generation: u64) -> Option<Event> {
     let event = |what: &str| Event::now(generation, what);
-    match report {
+    Some(match report {
         Report::Granted { id, unit } => on(unit, by_id(id), event("Granted")),
         Report::Substituted { id, unit } => on(unit, by_id(id), event("Substituted")),
         Report::KubeletLostItsBook { id, pod } => {
@@ -54,6 +54,14 @@ pub(super) fn of_report(report: &Report, generation: u64) -> Event {
         Report::UnitAdded { unit } => on(unit, None, event("UnitAdded")),
         Report::UnitLost { unit } => on(unit, None, event("UnitLost")),
         Report::UnitReturned { unit } => on(unit, None, event("UnitReturned")),
+        Report::XidSeen { .. } => return None,
+        Report::UnitFaulty { unit, xid } => {
+            because(format!("XID {xid}"), on(unit, None, event("UnitFaulty")))
+        }
+        Report::FaultEnded { unit, cause } => Event {
+            reason: Some(cause.as_str().to_owned()),
+            ..on(unit, None, event("FaultEnded"))
+        },
         Report::OtherRegistrant { rival } => because(rival.to_string(), event("OtherRegistrant")),
         Report::RivalsGone => event("RivalsGone"),
         Report::Adopted {
@@ -64,7 +72,7 @@ pub(super) fn of_report(report: &Report, generation: u64) -> Event {
             let why = format!("{counted} counted, {claims} claims, {foreign} foreign");
             because(why, event("Adopted"))
         }
-    }
+    })
 }
 
 /// The line of a refusal.
@@ -83,11 +91,11 @@ pub(super) fn refused(reason: &str, who: String, why: String, generation: u64) -
 }
 
 /// The line of an admin's command.
-pub(super) fn of_release(unit: &UnitId, reason: &str, generation: u64) -> Event {
+pub(super) fn of_command(what: &str, unit: &UnitId, reason: &str, generation: u64) -> Event {
     Event {
         unit: Some(unit.to_string()),
         why: Some(reason.to_owned()),
-        ..Event::now(generation, "ReleasedByAdmin")
+        ..Event::now(generation, what)
     }
 }
 

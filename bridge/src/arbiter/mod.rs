@@ -11,8 +11,8 @@ mod task;
 
 pub use gate::OpenAllocate;
 pub use handle::{
-    AllocateReply, Call, Error, GrantedDevice, HOLD_LIMIT, Handle, LOOK_AGAIN, News, Observation,
-    PrepareReply, PreparedReply, Release, TakenBack, Told,
+    AllocateReply, Call, ClearFault, Error, GrantedDevice, HOLD_LIMIT, Handle, LOOK_AGAIN, News,
+    Observation, PrepareReply, PreparedReply, Release, TakenBack, Told,
 };
 pub use rehearsal::Rehearsal;
 pub use task::{Arbiter, ProcessProbe};

@@ -80,6 +80,7 @@ impl Rehearsal {
                 Call::Prepare { reply, .. } => drop(reply.send(Err(Error::Stopping))),
                 Call::Unprepare { reply, .. } => drop(reply.send(Err(Error::Stopping))),
                 Call::Release { reply, .. } => drop(reply.send(Err(Error::Stopping))),
+                Call::ClearFault { reply, .. } => drop(reply.send(Err(Error::Stopping))),
                 Call::HandOver { reply, .. } => drop(reply.send(Err(Error::Stopping))),
                 Call::TakeBack { reply } => drop(reply.send(Err(Error::Stopping))),
             }

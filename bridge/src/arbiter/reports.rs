@@ -92,6 +92,9 @@ fn tell_one(report: &Report) {
             warn!(%unit, "a GPU does not answer any more; it stays listed as unhealthy")
         }
         Report::UnitReturned { unit } => info!(%unit, "a GPU answers again"),
+        Report::XidSeen { .. } | Report::UnitFaulty { .. } | Report::FaultEnded { .. } => {
+            tell_fault(report);
+        }
         Report::ClaimTakenOver { claim } => {
             warn!(%claim, face = "dra", "the kubelet has this claim from another driver or an older ledger; it is held from now on");
         }
@@ -106,6 +109,24 @@ fn tell_one(report: &Report) {
             claims,
             foreign,
         } => info!(counted, claims, foreign, "took over what runs on the node"),
+    }
+}
+
+fn tell_fault(report: &Report) {
+    if let Report::XidSeen {
+        unit,
+        xid,
+        times,
+        action,
+    } = report
+    {
+        info!(%unit, %xid, times, action = action.as_str(), "the driver told of an error of a GPU");
+    }
+    if let Report::UnitFaulty { unit, xid } = report {
+        warn!(%unit, %xid, reason = "UnitFaulty", "an error closes a GPU: it is offered to nobody, and who has it keeps it");
+    }
+    if let Report::FaultEnded { unit, cause } = report {
+        info!(%unit, cause = cause.as_str(), "the fault of a GPU has ended");
     }
 }
 

@@ -11,16 +11,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use bridge_core::{
-    AllocateOutcome, ClaimRef, DeviceId, Evidence, Grant, Ledger, Moment, NotReleased, Offers,
-    PodUid, Pool, Preparation, PrepareOutcome, Processes, Report, Standing, Status, Transition,
-    UnitId,
+    AllocateOutcome, ClaimRef, DeviceId, Evidence, Grant, Ledger, Moment, NotCleared, NotReleased,
+    Offers, PodUid, Pool, Preparation, PrepareOutcome, Processes, Report, Standing, Status,
+    Transition, UnitId,
 };
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 use tracing::{debug, error, info, warn};
 
 use super::handle::{
-    AllocateReply, Call, Error, GrantedDevice, Handle, NEWS_LIMIT, News, Observation, PrepareReply,
-    PreparedReply, Release,
+    AllocateReply, Call, ClearFault, Error, GrantedDevice, Handle, NEWS_LIMIT, News, Observation,
+    PrepareReply, PreparedReply, Release,
 };
 use super::history;
 use super::reports;
@@ -103,6 +103,11 @@ enum Answer {
         Release,
         Result<usize, NotReleased>,
     ),
+    ClearFault(
+        oneshot::Sender<Result<Result<(), NotCleared>, Error>>,
+        ClearFault,
+        Result<(), NotCleared>,
+    ),
     Observe(oneshot::Sender<Result<(), Error>>),
 }
 
@@ -118,6 +123,7 @@ impl Arbiter {
         metrics: Metrics,
     ) -> (Self, Handle) {
         let pool = without_early_unprepared(pool, &store);
+        let pool = after_boot(pool, &store);
         let (sender, calls) = mpsc::channel(QUEUE_LIMIT);
         let (offers, offers_seen) = watch::channel(Arc::new(pool.offers()));
         let (status, status_seen) = watch::channel(Arc::new(pool.status(SystemTime::now())));
@@ -397,6 +403,7 @@ impl Arbiter {
                 drop(reply.send(self.remember_unprepared(claim).await));
             }
             Answer::Release(reply, _, outcome) => drop(reply.send(Ok(outcome))),
+            Answer::ClearFault(reply, _, outcome) => drop(reply.send(Ok(outcome))),
             Answer::Observe(reply) => drop(reply.send(Ok(()))),
         }
     }
@@ -411,7 +418,7 @@ impl Arbiter {
             .partition(|event| event.reason.is_none());
         let reported = reports
             .iter()
-            .map(|report| history::of_report(report, generation));
+            .filter_map(|report| history::of_report(report, generation));
         for event in commands.into_iter().chain(reported).chain(refusals) {
             self.store.note(event);
         }
@@ -570,6 +577,23 @@ fn without_early_unprepared(mut pool: Pool, store: &Store) -> Pool {
     pool
 }
 
+/// Ends the faults of before the node was booted. The next save puts that on disk; until then the file says of itself that
+/// it is from before.
+fn after_boot(mut pool: Pool, store: &Store) -> Pool {
+    if store.is_from_before_the_boot() {
+        let mut transition = pool.begin(Moment::default(), Processes::default());
+        transition.observe_boot();
+        let reports = pool.commit(transition);
+        reports::tell(&reports);
+        let generation = pool.ledger().generation;
+        let reports = reports.iter();
+        for event in reports.filter_map(|report| history::of_report(report, generation)) {
+            store.note(event);
+        }
+    }
+    pool
+}
+
 fn decide(transition: &mut Transition, call: Call) -> Answer {
     match call {
         Call::Allocate {
@@ -593,6 +617,10 @@ fn decide(transition: &mut Transition, call: Call) -> Answer {
             let outcome = transition.release(&release.unit, release.insistence);
             Answer::Release(reply, release, outcome)
         }
+        Call::ClearFault { clear, reply } => {
+            let outcome = transition.clear_fault(&clear.unit);
+            Answer::ClearFault(reply, clear, outcome)
+        }
         Call::Observe { observation, reply } => {
             observe(transition, observation);
             Answer::Observe(reply)
@@ -610,6 +638,8 @@ pub(super) fn observe(transition: &mut Transition, observation: Observation) {
         Observation::Claims(claims) => transition.observe_claims(claims),
         Observation::Inventory(inventory) => transition.observe_inventory(inventory),
         Observation::Topology(topology) => transition.observe_topology(topology),
+        Observation::Xids(xids) => transition.observe_xids(&xids),
+        Observation::Recovery { asked, actions } => transition.observe_recovery(asked, &actions),
         Observation::KubeletIds(ids) => transition.observe_kubelet_ids(ids),
         Observation::Names(names) => transition.observe_names(&names),
         Observation::Adoption(adoption) => transition.adopt(*adoption),
@@ -665,15 +695,23 @@ impl Answer {
                 format!("claim {claim}"),
                 generation,
             )),
-            Self::Release(_, release, Ok(_)) => Some(history::of_release(
+            Self::Release(_, release, Ok(_)) => Some(history::of_command(
+                "ReleasedByAdmin",
                 &release.unit,
                 &release.reason,
+                generation,
+            )),
+            Self::ClearFault(_, clear, Ok(())) => Some(history::of_command(
+                "FaultClearedByAdmin",
+                &clear.unit,
+                &clear.reason,
                 generation,
             )),
             Self::Allocate(..)
             | Self::Prepare(..)
             | Self::Unprepare(..)
             | Self::Release(..)
+            | Self::ClearFault(..)
             | Self::Observe(_) => None,
         }
     }
@@ -684,7 +722,7 @@ impl Answer {
             Self::Allocate(..) => Some(Operation::Allocate),
             Self::Prepare(..) => Some(Operation::Prepare),
             Self::Unprepare(..) => Some(Operation::Unprepare),
-            Self::Release(..) | Self::Observe(_) => None,
+            Self::Release(..) | Self::ClearFault(..) | Self::Observe(_) => None,
         }
     }
 
@@ -693,6 +731,9 @@ impl Answer {
         if let Self::Release(_, release, Ok(holds)) = self {
             warn!(unit = %release.unit, holds, why = release.reason, "an admin has released a unit");
         }
+        if let Self::ClearFault(_, clear, Ok(())) = self {
+            warn!(unit = %clear.unit, why = clear.reason, "an admin has cleared the fault of a GPU");
+        }
     }
 
     fn fail(self, failure: &Error) {
@@ -700,6 +741,7 @@ impl Answer {
             Self::Allocate(reply, ..) => drop(reply.send(Err(failure.clone()))),
             Self::Prepare(reply, ..) => drop(reply.send(Err(failure.clone()))),
             Self::Release(reply, ..) => drop(reply.send(Err(failure.clone()))),
+            Self::ClearFault(reply, ..) => drop(reply.send(Err(failure.clone()))),
             Self::Unprepare(reply, _) | Self::Observe(reply) => {
                 drop(reply.send(Err(failure.clone())));
             }

@@ -2,14 +2,14 @@
 
 use std::path::PathBuf;
 
-use bridge_core::{Access, Ledger};
+use bridge_core::{Access, Ledger, UnitId, UnitRecord};
 use clap::{Args, Subcommand, ValueEnum};
 
 use super::overview::{holder, seconds};
 use super::rebuild::RebuildArgs;
 use super::socket::{SocketArgs, StateArgs};
 use super::table::{LINE, Table, wrap};
-use crate::admin::{self, HoldPage, ReleaseRequest};
+use crate::admin::{self, ClearFaultRequest, HoldPage, ReleaseRequest};
 use crate::store::{self, Event, Inspected, inspect};
 
 /// The verbs of `ledger`.
@@ -35,6 +35,9 @@ pub enum LedgerCommand {
     ///
     /// It is refused while the kubelet or the API shows the holder, and while NVML shows a process.
     Release(ReleaseArgs),
+    /// Offers a GPU again that an error (XID) of it has closed, when you know that it is well: after a reset, with a driver
+    /// that does not say what has to be done.
+    ClearFault(ClearFaultArgs),
     /// Sets aside a ledger that can't be used, so that the next start finds out anew who has which GPU, from the
     /// kubelet, the API server and NVML. Tells beforehand what it will find, and what it can't know.
     ///
@@ -77,6 +80,19 @@ pub struct ReleaseArgs {
     /// Ends the hold though a process runs on the GPU, or NVML does not say. The GPU goes to nobody until it is idle.
     #[arg(long)]
     force: bool,
+    #[command(flatten)]
+    socket: SocketArgs,
+}
+
+/// The flags of `ledger clear-fault`.
+#[derive(Debug, Clone, Args)]
+pub struct ClearFaultArgs {
+    /// Exact UUID of the GPU, as in `gpu-bridge status -o wide`.
+    #[arg(value_name = "UUID")]
+    unit: String,
+    /// Why, for the log and the history.
+    #[arg(long, value_name = "TEXT")]
+    reason: String,
     #[command(flatten)]
     socket: SocketArgs,
 }
@@ -144,6 +160,14 @@ impl LedgerArgs {
                 let done = admin::release(&args.socket.path(), &request).await;
                 Ok(done.map_err(super::Error::NotReleased)?)
             }
+            LedgerCommand::ClearFault(args) => {
+                let request = ClearFaultRequest {
+                    unit: args.unit,
+                    reason: args.reason,
+                };
+                let done = admin::clear_fault(&args.socket.path(), &request).await;
+                Ok(done.map_err(super::Error::NotCleared)?)
+            }
             LedgerCommand::Rebuild(args) => Ok(args.rebuild().await?),
         }
     }
@@ -152,13 +176,26 @@ impl LedgerArgs {
 fn describe(inspected: &Inspected) -> String {
     let ledger = &inspected.ledger;
     format!(
-        "{}\nwhole, generation {}, written in boot {}\n\n{}\n{}",
+        "{}\nwhole, generation {}, written in boot {}\n\n{}{}\n{}",
         inspected.path.display(),
         ledger.generation,
         inspected.boot_id,
         units(ledger),
+        faults(ledger),
         claims(ledger)
     )
+}
+
+/// Below the units: which of them an error has closed.
+fn faults(ledger: &Ledger) -> String {
+    let line = |(unit, record): (&UnitId, &UnitRecord)| {
+        let fault = ledger.faults.get(unit)?;
+        let (device, xids) = (record.device_name(), fault.numbers());
+        Some(format!(
+            "{device} ({unit}) is closed: the driver told of XID {xids}\n"
+        ))
+    };
+    ledger.in_order().into_iter().filter_map(line).collect()
 }
 
 fn units(ledger: &Ledger) -> Table<7> {
@@ -244,6 +281,7 @@ mod tests {
             gpu-8   GPU-8   legacy  Foreign   perhaps pod train/c                               -      2026-07-25T17:20:00Z
             gpu-9   MIG-9   dra     -         -                                                 -      -
             gpu-10  GPU-10  legacy  -         -                                                 -      -
+            gpu-1 (GPU-1) is closed: the driver told of XID 48, 79
 
             PREPARED CLAIM  UID  REQUEST  DEVICE  ACCESS
             train/claim-p   p    gpus     gpu-3   owner

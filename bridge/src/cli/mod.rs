@@ -27,7 +27,7 @@ use clap_complete::Shell;
 use kube::config::KubeconfigError;
 
 pub use doctor::DoctorArgs;
-pub use ledger::{HistoryArgs, LedgerArgs, LedgerCommand, ReleaseArgs};
+pub use ledger::{ClearFaultArgs, HistoryArgs, LedgerArgs, LedgerCommand, ReleaseArgs};
 pub use plan::PlanArgs;
 pub use probe::ProbeArgs;
 pub use rebuild::{RebuildArgs, RebuildError};
@@ -147,6 +147,9 @@ pub enum Error {
     /// A unit was not released.
     #[error("nothing was released")]
     NotReleased(#[source] ClientError),
+    /// A unit's fault was not cleared.
+    #[error("no fault was cleared")]
+    NotCleared(#[source] ClientError),
     /// The ledger stays as it is.
     #[error(transparent)]
     Rebuild(#[from] RebuildError),
@@ -184,6 +187,7 @@ impl Error {
             | Self::Ledger(_)
             | Self::History { .. }
             | Self::NotReleased(_)
+            | Self::NotCleared(_)
             | Self::Rebuild(_)
             | Self::Cluster(_)
             | Self::Switch(_)

@@ -153,6 +153,7 @@ fn rows(unit: &UnitPage) -> Vec<Row<'_>> {
 /// What NVML says of it, and whether a container could use it.
 fn health(unit: &UnitPage) -> &'static str {
     match (unit.present, unit.state.as_str(), &unit.lacks) {
+        (true, _, _) if unit.fault.is_some() => "faulty",
         (true, _, None) => "ok",
         (true, _, Some(_)) => "no node",
         (false, "Unseen", _) => "unseen",
@@ -163,7 +164,7 @@ fn health(unit: &UnitPage) -> &'static str {
 fn paint(column: usize, cell: &str) -> Paint {
     match (column, cell) {
         (HEALTH, "ok") => Paint::Green,
-        (HEALTH, _) | (STATE, "Foreign" | "Lost" | "Unseen") => Paint::Red,
+        (HEALTH, _) | (STATE, "Foreign" | "Lost" | "Faulty" | "Unseen") => Paint::Red,
         (STATE, "FreeRest" | "FreeLegacy" | "FreeDra") => Paint::Green,
         (STATE, "Moving" | "Granted" | "Reserved") => Paint::Yellow,
         _ => Paint::None,
@@ -334,7 +335,15 @@ fn limits(page: &StatusPage) -> Vec<String> {
         let since = seconds(&condition.since);
         format!("  {word} since {since}: {sentence}")
     };
-    limiting.map(line).collect()
+    let faults = page.units.iter().filter_map(|unit| {
+        let fault = unit.fault.as_ref()?;
+        let (since, message) = (seconds(&fault.since), &fault.message);
+        Some(format!(
+            "  UnitFaulty since {since}: {} ({}): {message}",
+            unit.device, unit.unit
+        ))
+    });
+    limiting.map(line).chain(faults).collect()
 }
 
 #[cfg(test)]

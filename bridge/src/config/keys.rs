@@ -1,7 +1,7 @@
 //! Every key of the configuration: its place, what may stand behind it, and what it is for. The reader, the JSON Schema
 //! and the guide go by this table.
 
-use bridge_core::{IdStrategy, ListStrategy, Mode};
+use bridge_core::{IdStrategy, ListStrategy, Mode, XidAction};
 use serde_json::{Map, Value, json};
 
 use super::values::API_VERSION;
@@ -13,6 +13,10 @@ pub(super) const LIMIT_MAX: u32 = 128;
 pub(super) const WEIGHT_MAX: u32 = 1000;
 /// Names in `ignoreProcesses`: each is compared with every process on every GPU.
 pub(super) const NAMES_MAX: usize = 64;
+/// The largest number of an error (XID): NVIDIA's list ends far below.
+pub(super) const XID_MAX: u32 = 9999;
+/// Numbers in a list of errors: more than NVIDIA has given out.
+pub(super) const XIDS_MAX: usize = 256;
 /// Rules in `devices`: one for each unit of the largest node.
 pub(super) const RULES_MAX: usize = 128;
 /// Profiles: somebody has to know them apart, and each is checked with every change of the file.
@@ -47,6 +51,10 @@ pub(super) enum Shape {
     Flag,
     /// A domain and a slash.
     Prefix,
+    /// A list of numbers of errors.
+    Xids,
+    /// What errors do that are in no list.
+    XidAction,
     /// A list of rules for GPUs.
     Devices,
     /// Names, each with keys of its own that override the others.
@@ -68,7 +76,7 @@ const fn key(name: &'static str, shape: Shape, about: &'static str) -> Key {
 }
 
 /// Every key, groups before what is in them.
-pub(super) const KEYS: [Key; 23] = [
+pub(super) const KEYS: [Key; 28] = [
     key("apiVersion", Shape::Version, "The version of the file."),
     key(
         "mode",
@@ -171,6 +179,31 @@ pub(super) const KEYS: [Key; 23] = [
         "The prefix of the annotations of cdi-annotations.",
     ),
     key(
+        "health",
+        Shape::Group,
+        "What closes a GPU to new pods of both kinds.",
+    ),
+    key(
+        "health.xids",
+        Shape::Group,
+        "Errors (XIDs) that the driver tells of, by number.",
+    ),
+    key(
+        "health.xids.ignore",
+        Shape::Xids,
+        "These close no GPU, beside those that close none by default.",
+    ),
+    key(
+        "health.xids.fault",
+        Shape::Xids,
+        "These close their GPU until the fault has ended.",
+    ),
+    key(
+        "health.xids.others",
+        Shape::XidAction,
+        "What all others do, but for those that close no GPU by default.",
+    ),
+    key(
         "devices",
         Shape::Devices,
         "GPUs that are for one kind of pods alone, or for none; the first rule that is for a GPU counts.",
@@ -268,6 +301,12 @@ fn shape_schema(key: &Key, is_in: impl Fn(&Key) -> bool + Copy) -> Value {
         }
         Shape::Flag => json!({"type": "boolean"}),
         Shape::Prefix => json!({"type": "string", "pattern": "^[a-z0-9]([a-z0-9.-]*[a-z0-9])?/$"}),
+        Shape::Xids => json!({
+            "type": "array",
+            "maxItems": XIDS_MAX,
+            "items": {"type": "integer", "minimum": 1, "maximum": XID_MAX},
+        }),
+        Shape::XidAction => json!({"enum": XidAction::ALL.map(XidAction::as_str)}),
         Shape::Devices => json!({
             "type": "array",
             "maxItems": RULES_MAX,

@@ -1,11 +1,12 @@
 //! From the file to the settings, or to everything that is wrong with it.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-use bridge_core::{DeviceRule, Matcher};
+use bridge_core::{DeviceRule, IGNORED_XIDS, Matcher, Xid, XidRules};
 
 use super::schema::{self, Mistake};
 use super::{Config, Document, device_plugin};
@@ -149,10 +150,26 @@ fn lines_of(config: &Config, indent: &str) -> String {
         ("offers.demand", config.demand.as_str().to_owned()),
         ("ignoreProcesses", list(config.ignore_processes.clone())),
         ("devicePlugin", device_plugin::report(&config.handout)),
+        ("health.xids", xids(&settings.xids)),
         ("devices", list(settings.devices.iter().map(rule).collect())),
     ];
     let line = |(key, value): (&str, String)| format!("{indent}{key:<16} {value}\n");
     lines.into_iter().map(line).collect()
+}
+
+/// What closes a GPU, in words.
+fn xids(rules: &XidRules) -> String {
+    let numbers = |xids: &BTreeSet<Xid>| xids.iter().map(Xid::to_string).collect::<Vec<_>>();
+    let defaults = IGNORED_XIDS.map(Xid::new).into();
+    let ignored: BTreeSet<Xid> = rules.ignore.union(&defaults).copied().collect();
+    let ignored = ignored.difference(&rules.fault).copied().collect();
+    let others = rules.others.as_str();
+    let mut text = format!("ignore {}", numbers(&ignored).join(" "));
+    if !rules.fault.is_empty() {
+        text.push_str(&format!(", fault {}", numbers(&rules.fault).join(" ")));
+    }
+    text.push_str(&format!(", others {others}"));
+    text
 }
 
 /// A rule for GPUs, in words.

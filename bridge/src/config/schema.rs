@@ -3,17 +3,19 @@
 //! The text is read into plain YAML values first and checked by hand, because the library's own checks stop at the
 //! first mistake.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use serde_yaml::{Mapping, Value};
 
 use super::hint::meant;
 use super::keys::{
-    self, LABEL_MAX, LIMIT_MAX, NAMES_MAX, PROFILES_MAX, RULES_MAX, Shape, WEIGHT_MAX,
+    self, LABEL_MAX, LIMIT_MAX, NAMES_MAX, PROFILES_MAX, RULES_MAX, Shape, WEIGHT_MAX, XIDS_MAX,
 };
 use super::lines::line_of;
 use super::values::{
-    API_VERSION, api_version, cut, demand, mode, notice, number, pause, process_name, shown,
+    API_VERSION, api_version, cut, demand, mode, notice, number, pause, process_name, shown, xid,
+    xid_action,
 };
 use super::{Config, Document, device_plugin, devices, nvidia};
 
@@ -217,6 +219,7 @@ impl<'a> Reader<'a> {
                 Some(Shape::Profiles) => self.profiles = Some(value),
                 Some(Shape::Names) => self.names(&path, value),
                 Some(Shape::Devices) => self.devices(&path, value),
+                Some(Shape::Xids) => self.xids(&name, &path, value),
                 Some(_) => self.value(&name, &path, value),
             }
         }
@@ -260,6 +263,7 @@ impl<'a> Reader<'a> {
             "offers.quiet" => pause(value).map(|pause| settings.pace.quiet = pause),
             "offers.notice" => notice(value).map(|notice| self.config.notice = notice),
             "offers.demand" => demand(value).map(|demand| self.config.demand = demand),
+            "health.xids.others" => xid_action(value).map(|action| settings.xids.others = action),
             _ => device_plugin::take(&mut self.config, name, value),
         };
         if let Err(why) = outcome {
@@ -277,6 +281,25 @@ impl<'a> Reader<'a> {
                 Ok(name) => self.config.ignore_processes.push(name),
                 Err(why) => self.mistake(&below(path, index.to_string()), name, why),
             }
+        }
+    }
+
+    fn xids(&mut self, name: &str, path: &[String], value: &Value) {
+        let expected = "a list of numbers of errors (XIDs) is expected, such as [94]";
+        let numbers = self.members(path, value, expected, (XIDS_MAX, "numbers"));
+        let mut xids = BTreeSet::new();
+        for (index, number) in numbers.iter().enumerate() {
+            match xid(number) {
+                Ok(xid) => drop(xids.insert(xid)),
+                Err(why) => self.mistake(&below(path, index.to_string()), number, why),
+            }
+        }
+        // A profile's list takes the place of the other.
+        let rules = &mut self.config.settings.xids;
+        if name == "health.xids.ignore" {
+            rules.ignore = xids;
+        } else {
+            rules.fault = xids;
         }
     }
 
@@ -421,6 +444,19 @@ fn amiss(config: &Config) -> Vec<Amiss> {
             key: "offers.minLegacy",
             value: settings.min_legacy.to_string(),
             why: "is more than limits.legacy lets counted pods have",
+        });
+    }
+    let both: Vec<String> = settings
+        .xids
+        .ignore
+        .intersection(&settings.xids.fault)
+        .map(ToString::to_string)
+        .collect();
+    if !both.is_empty() {
+        found.push(Amiss {
+            key: "health.xids.ignore",
+            value: both.join(", "),
+            why: "is in health.xids.fault too; leave it in one of the two",
         });
     }
     found

@@ -2,7 +2,7 @@
 
 use bridge_core::{
     DeviceRule, DeviceSpecs, Faces, Handout, IdStrategy, Limits, ListStrategy, Matcher, Mode,
-    Weights,
+    Weights, Xid, XidAction, XidRules,
 };
 use expect_test::{Expect, expect};
 use proptest::prelude::*;
@@ -78,6 +78,7 @@ fn every_key_is_taken() {
          devices:\n- {index: 3, faces: [dra]}\n- {product: '*A100*', faces: []}\n\
          offers:\n  minLegacy: 2\n  settle: 500ms\n  dwell: 1s\n  quiet: 50ms\n  notice: bind\n  demand: watch\n  weights:\n    legacy: 3\n    dra: 0\n\
          ignoreProcesses:\n- dcgm-exporter\n- \"x y\"\n\
+         health:\n  xids: {ignore: [62, 48], fault: [94], others: ignore}\n\
          devicePlugin:\n  deviceListStrategy: [envvar, cdi-cri]\n  deviceIDStrategy: index\n  passDeviceSpecs: true\n  cdiAnnotationPrefix: nvidia.cdi.k8s.io/\n",
     );
     assert_eq!(config.settings.mode, Mode::Dra);
@@ -112,6 +113,12 @@ fn every_key_is_taken() {
         (Notice::Bind, Demand::Watch)
     );
     assert_eq!(config.ignore_processes, ["dcgm-exporter", "x y"]);
+    let xids = XidRules {
+        ignore: [48, 62].map(Xid::new).into(),
+        fault: [Xid::new(94)].into(),
+        others: XidAction::Ignore,
+    };
+    assert_eq!(config.settings.xids, xids);
     let handout = Handout {
         strategies: [ListStrategy::Envvar, ListStrategy::CdiCri].into(),
         ids: IdStrategy::Index,
@@ -209,7 +216,7 @@ nonsense: [1, 2]
               config.yaml:11: ignoreProcesses[1]: 7: a process name is text; put it in quotes
               config.yaml:12: ignoreProcesses[2]: "": a process name is not empty
               config.yaml:13: legacy: 3: there is no such key; did you mean limits.legacy?
-              config.yaml:14: nonsense: a list: there is no such key; known keys: apiVersion, mode, limits.legacy, limits.dra, offers.minLegacy, offers.weights.legacy, offers.weights.dra, offers.settle, offers.dwell, offers.quiet, offers.notice, offers.demand, ignoreProcesses, devicePlugin.deviceListStrategy, devicePlugin.deviceIDStrategy, devicePlugin.passDeviceSpecs, devicePlugin.cdiAnnotationPrefix, devices, profiles"#]],
+              config.yaml:14: nonsense: a list: there is no such key; known keys: apiVersion, mode, limits.legacy, limits.dra, offers.minLegacy, offers.weights.legacy, offers.weights.dra, offers.settle, offers.dwell, offers.quiet, offers.notice, offers.demand, ignoreProcesses, devicePlugin.deviceListStrategy, devicePlugin.deviceIDStrategy, devicePlugin.passDeviceSpecs, devicePlugin.cdiAnnotationPrefix, health.xids.ignore, health.xids.fault, health.xids.others, devices, profiles"#]],
     );
 }
 
@@ -257,8 +264,8 @@ fn values_of_a_wrong_kind_are_named() {
         ),
         expect![[r#"
             the configuration config.yaml has 6 mistakes and is not used:
-              config.yaml: 8: "x": there is no such key; known keys: apiVersion, mode, limits.legacy, limits.dra, offers.minLegacy, offers.weights.legacy, offers.weights.dra, offers.settle, offers.dwell, offers.quiet, offers.notice, offers.demand, ignoreProcesses, devicePlugin.deviceListStrategy, devicePlugin.deviceIDStrategy, devicePlugin.passDeviceSpecs, devicePlugin.cdiAnnotationPrefix, devices, profiles
-              config.yaml: a list: "b": there is no such key; known keys: apiVersion, mode, limits.legacy, limits.dra, offers.minLegacy, offers.weights.legacy, offers.weights.dra, offers.settle, offers.dwell, offers.quiet, offers.notice, offers.demand, ignoreProcesses, devicePlugin.deviceListStrategy, devicePlugin.deviceIDStrategy, devicePlugin.passDeviceSpecs, devicePlugin.cdiAnnotationPrefix, devices, profiles
+              config.yaml: 8: "x": there is no such key; known keys: apiVersion, mode, limits.legacy, limits.dra, offers.minLegacy, offers.weights.legacy, offers.weights.dra, offers.settle, offers.dwell, offers.quiet, offers.notice, offers.demand, ignoreProcesses, devicePlugin.deviceListStrategy, devicePlugin.deviceIDStrategy, devicePlugin.passDeviceSpecs, devicePlugin.cdiAnnotationPrefix, health.xids.ignore, health.xids.fault, health.xids.others, devices, profiles
+              config.yaml: a list: "b": there is no such key; known keys: apiVersion, mode, limits.legacy, limits.dra, offers.minLegacy, offers.weights.legacy, offers.weights.dra, offers.settle, offers.dwell, offers.quiet, offers.notice, offers.demand, ignoreProcesses, devicePlugin.deviceListStrategy, devicePlugin.deviceIDStrategy, devicePlugin.passDeviceSpecs, devicePlugin.cdiAnnotationPrefix, health.xids.ignore, health.xids.fault, health.xids.others, devices, profiles
               config.yaml:2: mode: nothing: is no mode; allowed: legacy, both, dra, drained
               config.yaml:3: limits: 8: keys and values are expected here
               config.yaml:4: offers: a list: keys and values are expected here
@@ -351,6 +358,7 @@ fn a_report_says_what_a_file_means() {
           offers.demand    turns
           ignoreProcesses  a, b
           devicePlugin     cdi-cri by uuid
+          health.xids      ignore 13 31 43 45 63 68 94 109, others fault
           devices          none
     "#]]
     .assert_eq(&said.replace(&format!("{}/", folder.path().display()), ""));
@@ -471,6 +479,7 @@ fn a_file_of_nvidias_plugin_is_read_and_what_is_not_done_is_said_key_by_key() {
           offers.demand    turns
           ignoreProcesses  none
           devicePlugin     cdi-cri, envvar by uuid, device nodes passed
+          health.xids      ignore 13 31 43 45 63 68 94 109, others fault
           devices          none
         Not done:
           this is a file of NVIDIA's device plugin, which knows counted pods alone, so the mode is legacy
@@ -494,7 +503,7 @@ fn a_file_of_nvidias_plugin_is_read_and_what_is_not_done_is_said_key_by_key() {
 }
 
 /// Each key with values that it takes and values that it does not.
-const SAMPLES: [(&str, &[&str], &[&str]); 18] = [
+const SAMPLES: [(&str, &[&str], &[&str]); 21] = [
     ("apiVersion", &["gpu-bridge.dev/v1alpha1"], &["v1", "1"]),
     ("mode", &["legacy", "both", "dra", "drained"], &["all", "1"]),
     ("limits.legacy", &["0", "128"], &["129", "-1", "1.5", "a"]),
@@ -512,6 +521,13 @@ const SAMPLES: [(&str, &[&str], &[&str]); 18] = [
         &["[]", "[a, b]"],
         &["a", "[a/b]", "[1]", "['']"],
     ),
+    (
+        "health.xids.ignore",
+        &["[]", "[48, 62]"],
+        &["48", "[0]", "[a]", "[-1]", "[10000]"],
+    ),
+    ("health.xids.fault", &["[94]"], &["{}", "['94']"]),
+    ("health.xids.others", &["ignore", "fault"], &["off"]),
     (
         "devicePlugin.deviceListStrategy",
         &["envvar", "[cdi-cri, volume-mounts]"],
@@ -610,6 +626,32 @@ fn the_json_schema_allows_what_the_reader_takes_and_refuses_what_it_refuses() {
         schema::parse(&format!("{HEAD}{text}"))
             .unwrap()
             .unwrap_err();
+    }
+}
+
+#[test]
+fn an_error_is_in_one_list_and_a_profile_has_lists_of_its_own() {
+    check(
+        "health: {xids: {ignore: [48, 79, 94], fault: [94, 48]}}\n\
+         profiles: {old: {health: {xids: {ignore: [79], fault: [79]}}}}\n",
+        expect![[r#"
+            the configuration config.yaml has 3 mistakes and is not used:
+              config.yaml: apiVersion: is missing; write apiVersion: gpu-bridge.dev/v1alpha1
+              config.yaml:1: health.xids.ignore: 48, 94: is in health.xids.fault too; leave it in one of the two
+              config.yaml:2: profiles.old.health.xids.ignore: 79: is in health.xids.fault too; leave it in one of the two"#]],
+    );
+    let (_folder, path) = file(&format!(
+        "{HEAD}health: {{xids: {{fault: [94]}}}}\nprofiles: {{off: {{health: {{xids: {{fault: [], others: ignore}}}}}}}}\n"
+    ));
+    let document = load(&path).unwrap();
+    let contained = Xid::new(94);
+    assert_eq!(
+        document.base.settings.xids.action(contained),
+        XidAction::Fault
+    );
+    let off = &document.profiles["off"].settings.xids;
+    for xid in [48, 79, 94, 119] {
+        assert_eq!(off.action(Xid::new(xid)), XidAction::Ignore, "{xid}");
     }
 }
 

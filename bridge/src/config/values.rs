@@ -3,10 +3,11 @@
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use bridge_core::Mode;
+use bridge_core::{Mode, Xid, XidAction};
 use serde_yaml::Value;
 
 use super::hint::meant;
+use super::keys::XID_MAX;
 use super::{Demand, Notice};
 
 /// What `apiVersion` must be.
@@ -33,6 +34,18 @@ pub(super) fn notice(value: &Value) -> Result<Notice, String> {
 
 pub(super) fn demand(value: &Value) -> Result<Demand, String> {
     one_of(value, Demand::ALL, Demand::as_str)
+}
+
+pub(super) fn xid_action(value: &Value) -> Result<XidAction, String> {
+    one_of(value, XidAction::ALL, XidAction::as_str)
+}
+
+/// The number of an error.
+pub(super) fn xid(value: &Value) -> Result<Xid, String> {
+    match number(value, XID_MAX) {
+        Ok(0) => Err(format!("allowed: a whole number from 1 to {XID_MAX}")),
+        read => read.map(Xid::new),
+    }
 }
 
 /// The value that a word stands for, or which words do.

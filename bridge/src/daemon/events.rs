@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use std::future::pending;
 
 use bridge_core::{
-    Asked, ClaimRef, Claims, Face, HolderKind, Mode, NotEvicted, Pods, RIVAL_GONE, Report, Rival,
-    UnitId,
+    Asked, ClaimRef, Claims, Face, FaultEnd, HolderKind, Mode, NotEvicted, Pods, RIVAL_GONE,
+    Report, Rival, UnitId,
 };
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::{broadcast, watch};
@@ -212,6 +212,12 @@ impl Teller {
             Report::UnitReturned { unit } => {
                 self.node("UnitReturned", format!("{unit} answers NVML again"));
             }
+            Report::UnitFaulty { unit, xid } => self.warn_node("UnitFaulty", format!(
+                "the driver told of XID {xid} of {unit}, which is offered to nobody now; who has it keeps it. `gpu-bridge status` says what has to be done about it."
+            )),
+            Report::FaultEnded { unit, cause } => {
+                self.node("FaultEnded", format!("the fault of {unit} has ended: {}", ended(cause)));
+            }
             Report::OtherRegistrant { rival } => {
                 self.warn_node("OtherRegistrant", stands_beside(&rival));
             }
@@ -232,6 +238,7 @@ impl Teller {
             | Report::ForeignFound { .. }
             | Report::UnknownHolder { .. }
             | Report::UnitAdded { .. }
+            | Report::XidSeen { .. }
             | Report::ClaimTakenOver { .. }
             | Report::Adopted { .. } => {}
         }
@@ -353,6 +360,17 @@ async fn until(at: Option<Instant>) {
     match at {
         Some(at) => sleep_until(at).await,
         None => pending().await,
+    }
+}
+
+/// Why a fault has ended, in words.
+fn ended(cause: FaultEnd) -> &'static str {
+    match cause {
+        FaultEnd::Rebooted => "the node was booted anew",
+        FaultEnd::Recovered => "by NVML nothing has to be done any more",
+        FaultEnd::Returned => "the GPU was away, as in a reset, and answers again",
+        FaultEnd::Ignored => "by the configuration its XIDs close no GPU",
+        FaultEnd::Cleared => "an admin has cleared it",
     }
 }
 

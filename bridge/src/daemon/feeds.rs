@@ -5,15 +5,17 @@ use std::collections::BTreeSet;
 use std::future::Future;
 use std::time::Duration;
 
-use bridge_core::{Claims, NamedClaims, Standing};
+use bridge_core::{Claims, NamedClaims, Standing, UnitStatus};
+use bridge_nvml::Xids;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
-use super::{Ended, Faces, Tasks, conditions};
+use super::{Ended, Errors, Faces, Tasks, conditions};
 use crate::arbiter::{Handle, Observation};
 use crate::config::live::Current;
 use crate::config::{Config, Demand, Notice};
+use crate::inventory::{Look, new_xids};
 use crate::{dra, usage};
 
 impl Faces<'_> {
@@ -97,6 +99,61 @@ impl Faces<'_> {
                 }
             },
         ));
+    }
+}
+
+/// Tells the pool of errors of GPUs, and of what has to be done about those that have a fault.
+pub(super) fn start_errors(
+    tasks: &mut Tasks,
+    errors: Errors,
+    handle: &Handle,
+    stop: &CancellationToken,
+) {
+    tasks.spawn(xids(errors.xids, handle.clone(), stop.clone()));
+    let status = handle.clone();
+    tasks.spawn(feed(
+        "recovery feed",
+        errors.looks,
+        move |look: &Option<Look>| {
+            let look = look.as_ref()?;
+            // Otherwise nobody wants to know.
+            let has_fault = |unit: &UnitStatus| unit.fault.is_some();
+            let wanted = status.status().borrow().units.iter().any(has_fault);
+            wanted.then(|| Observation::Recovery {
+                asked: status.uptime_at(look.asked),
+                actions: look.actions.clone(),
+            })
+        },
+        handle.clone(),
+        stop.clone(),
+    ));
+}
+
+/// Tells the pool of each error once.
+async fn xids(mut seen: watch::Receiver<Xids>, handle: Handle, stop: CancellationToken) -> Ended {
+    const NAME: &str = "XID feed";
+    let mut told = Xids::new();
+    loop {
+        let now = seen.borrow_and_update().clone();
+        let news = new_xids(&told, &now);
+        if !news.is_empty() {
+            if let Err(failure) = handle.observe(Observation::Xids(news)).await {
+                warn!(error = %failure, feed = NAME, "news could not be taken; it is told again");
+                tokio::select! {
+                    () = stop.cancelled() => return (NAME, Ok(())),
+                    () = tokio::time::sleep(AGAIN) => continue,
+                }
+            }
+            told = now;
+        }
+        tokio::select! {
+            () = stop.cancelled() => return (NAME, Ok(())),
+            changed = seen.changed() => if changed.is_err() {
+                // The NVML thread has ended, and says so itself.
+                stop.cancelled().await;
+                return (NAME, Ok(()));
+            }
+        }
     }
 }
 

@@ -4,12 +4,13 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use bridge_core::{ClaimRef, Claims, DeviceName, Pool, Report, Standing, Status};
+use bridge_nvml::Session;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Faces, OnDisk, RunOptions, Tasks, handout, process_probe, roots, settings, start_feeds,
-    start_nvml, start_scans,
+    Faces, NO_NVML_THREAD, OnDisk, RunOptions, Tasks, handout, nvml_options, process_probe, roots,
+    settings, start_feeds, start_scans,
 };
 use crate::admin::Conditions;
 use crate::arbiter::Rehearsal;
@@ -47,7 +48,7 @@ pub enum Foresight {
 pub async fn preview(options: &RunOptions) -> anyhow::Result<Foresight> {
     let client = client::of_daemon(options.kubeconfig.as_deref()).await?;
     let (_current, config) = watch::channel(settings::read(options, &client).await?);
-    let nvml = start_nvml(options)?;
+    let nvml = Session::spawn(nvml_options(options)).context(NO_NVML_THREAD)?;
     let probe = process_probe(nvml.clone(), options, config.clone(), Metrics::new());
     let chosen = config.borrow().config.settings.clone();
     let (rehearsal, handle) = Rehearsal::new(Pool::waiting(chosen), probe);
@@ -60,7 +61,7 @@ pub async fn preview(options: &RunOptions) -> anyhow::Result<Foresight> {
         rehearsal.run().await;
         ("rehearsal", Ok(()))
     });
-    let scans = start_scans(&mut tasks, nvml, &conditions, &Metrics::new(), &stop);
+    let (scans, _) = start_scans(&mut tasks, nvml, &conditions, &Metrics::new(), &stop);
     start_feeds(&mut tasks, scans.clone(), &handle, &stop).await;
     let roots = roots(options);
     let faces = Faces {

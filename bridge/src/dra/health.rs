@@ -56,6 +56,10 @@ impl From<&UnitStatus> for DeviceHealth {
                     unit.unit
                 ),
             ),
+            UnitHealth::Faulty(fault) => (
+                Health::Unhealthy,
+                format!("GPU {} is closed: {fault}", unit.unit),
+            ),
             UnitHealth::Lacks(what) => (
                 Health::Unhealthy,
                 format!(

@@ -5,10 +5,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use bridge_core::{Ancestor, Connection, Gpu, Inventory, Topology, UnitId};
-use bridge_nvml::{CallError, CommonAncestor, GpuInfo, GpuPair, MigMode, Session, Snapshot};
+use bridge_core::{Ancestor, Connection, Gpu, Inventory, Recovery, Topology, UnitId, Xid};
+use bridge_nvml::{
+    CallError, CommonAncestor, GpuInfo, GpuPair, MigMode, RecoveryAction, Session, Snapshot, Xids,
+};
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
@@ -79,10 +81,28 @@ impl Scan {
     }
 }
 
+/// What NVML says has to be done about GPUs, by each scan.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Look {
+    /// When it was asked.
+    pub asked: Instant,
+    /// By GPU; one that is not named is one of which it does not say.
+    pub actions: BTreeMap<UnitId, Recovery>,
+}
+
+/// Where the results of scans go.
+#[derive(Debug)]
+pub struct Results {
+    /// What is seen, when that changes.
+    pub scans: watch::Sender<Scan>,
+    /// What has to be done, each time that it is asked; `None` before the first scan.
+    pub looks: watch::Sender<Option<Look>>,
+}
+
 /// Scans for ever, and publishes each result. `on_demand` asks for a scan with NVML started anew.
 pub async fn run(
     session: Session,
-    scans: watch::Sender<Scan>,
+    Results { scans, looks }: Results,
     mut on_demand: mpsc::Receiver<()>,
     metrics: Metrics,
     cancel: CancellationToken,
@@ -93,7 +113,9 @@ pub async fn run(
     let mut anew = true;
     let mut wiring = Wiring::default();
     loop {
-        let scan = scan(&session, anew, &wiring, &metrics).await;
+        let asked = Instant::now();
+        let (scan, actions) = scan(&session, anew, &wiring, &metrics).await;
+        looks.send_replace(Some(Look { asked, actions }));
         failures = match scan {
             Scan::Unavailable(_) => failures.saturating_add(1),
             Scan::Seen { .. } | Scan::Pending => 0,
@@ -195,7 +217,12 @@ fn connected(pair: &GpuPair) -> Option<(UnitId, UnitId, Connection)> {
     Some((unit(&pair.one)?, unit(&pair.other)?, connection))
 }
 
-async fn scan(session: &Session, anew: bool, wiring: &Wiring, metrics: &Metrics) -> Scan {
+async fn scan(
+    session: &Session,
+    anew: bool,
+    wiring: &Wiring,
+    metrics: &Metrics,
+) -> (Scan, BTreeMap<UnitId, Recovery>) {
     let snapshot = if anew {
         session.rescan().await
     } else {
@@ -206,13 +233,43 @@ async fn scan(session: &Session, anew: bool, wiring: &Wiring, metrics: &Metrics)
             for _ in &snapshot.failed {
                 metrics.nvml_failed(NvmlCall::Gpu);
             }
-            seen(&snapshot, Arc::clone(&wiring.topology))
+            let scan = seen(&snapshot, Arc::clone(&wiring.topology));
+            (scan, actions(&snapshot))
         }
         Err(error) => {
             metrics.nvml_failed(NvmlCall::Scan);
-            Scan::Unavailable(error.to_string())
+            (Scan::Unavailable(error.to_string()), BTreeMap::new())
         }
     }
+}
+
+fn actions(snapshot: &Snapshot) -> BTreeMap<UnitId, Recovery> {
+    let told = snapshot.gpus.iter().filter_map(|gpu| {
+        let action = match gpu.recovery? {
+            RecoveryAction::None => Recovery::None,
+            RecoveryAction::Reset => Recovery::Reset,
+            RecoveryAction::Reboot => Recovery::Reboot,
+            RecoveryAction::DrainP2p => Recovery::DrainP2p,
+            RecoveryAction::DrainAndReset => Recovery::DrainAndReset,
+            RecoveryAction::Other(number) => Recovery::Other(number),
+        };
+        Some((UnitId::new(gpu.uuid.clone()).ok()?, action))
+    });
+    told.collect()
+}
+
+/// What the driver has told of beyond what is known already, as the pool wants to hear it.
+#[must_use]
+pub fn new_xids(known: &Xids, seen: &Xids) -> BTreeMap<(UnitId, Xid), u64> {
+    let news = seen.iter().filter_map(|(key, times)| {
+        let more = times.checked_sub(known.get(key).copied().unwrap_or(0))?;
+        let (gpu, xid) = key;
+        let unit = UnitId::new(gpu.clone()).ok()?;
+        // The driver's numbers have three digits.
+        let xid = Xid::new(u32::try_from(*xid).unwrap_or(u32::MAX));
+        (more > 0).then_some(((unit, xid), more))
+    });
+    news.collect()
 }
 
 /// Publishes a scan, and logs it where it says something new.

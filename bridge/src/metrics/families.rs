@@ -2,7 +2,7 @@
 
 use std::sync::atomic::AtomicU64;
 
-use bridge_core::{EndCause, Face, Mode};
+use bridge_core::{EndCause, Face, Mode, Xid, XidAction};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -15,6 +15,13 @@ use super::{Answer, EventOutcome, NvmlCall, SliceWrite};
 
 /// Names and words of labels.
 pub(super) type Labels<const N: usize> = [(&'static str, &'static str); N];
+
+/// An error's number, and what it does.
+pub(super) type XidLabels = [(&'static str, String); 2];
+
+/// Numbers of errors beyond this are counted together, so that no driver makes series without end. NVIDIA's list ends
+/// below it.
+const XID_LARGEST: u32 = 255;
 
 /// A time since 1970, in seconds.
 type Timestamp = Gauge<f64, AtomicU64>;
@@ -54,6 +61,8 @@ pub(super) struct Families {
     pub(super) taints_dropped: Gauge,
     pub(super) config_generation: Gauge,
     pub(super) config_loaded: Timestamp,
+    pub(super) xids: Family<XidLabels, Counter>,
+    pub(super) faulty: Gauge,
     pub(super) nvml_errors: Family<Labels<1>, Counter>,
     pub(super) events: Family<Labels<1>, Counter>,
 }
@@ -84,6 +93,8 @@ impl Default for Families {
             taints_dropped: Gauge::default(),
             config_generation: Gauge::default(),
             config_loaded: Timestamp::default(),
+            xids: Family::default(),
+            faulty: Gauge::default(),
             nvml_errors: Family::default(),
             events: Family::default(),
         }
@@ -110,6 +121,11 @@ impl Families {
             "units_allocated",
             "GPUs that counted pods or claims have: one number through a whole migration",
             self.allocated.clone(),
+        );
+        to.register(
+            "units_faulty",
+            "GPUs that are closed by an error of theirs, held ones included",
+            self.faulty.clone(),
         );
         to.register(
             "units_offered",
@@ -223,6 +239,11 @@ impl Families {
             self.config_loaded.clone(),
         );
         to.register(
+            "xids",
+            "Errors (XIDs) of GPUs that the driver has told of, by number, and what each does",
+            self.xids.clone(),
+        );
+        to.register(
             "nvml_errors",
             "Questions to NVML that failed or timed out",
             self.nvml_errors.clone(),
@@ -249,6 +270,10 @@ impl Families {
         }
         for each in Mode::ALL {
             drop(self.mode.get_or_create(&mode(each)));
+        }
+        for each in XidAction::ALL {
+            // Of all numbers the one that stands for those beyond the largest.
+            drop(self.xids.get_or_create(&xid(Xid::new(u32::MAX), each)));
         }
         for each in EndCause::ALL {
             drop(self.holds_ended.get_or_create(&cause(each)));
@@ -288,6 +313,14 @@ pub(super) fn cause(cause: EndCause) -> Labels<1> {
 
 pub(super) fn mode(mode: Mode) -> Labels<1> {
     [("mode", mode.as_str())]
+}
+
+pub(super) fn xid(xid: Xid, does: XidAction) -> XidLabels {
+    let number = match xid.number() {
+        number if number <= XID_LARGEST => number.to_string(),
+        _ => "other".to_owned(),
+    };
+    [("xid", number), ("action", does.as_str().to_owned())]
 }
 
 pub(super) fn call(call: &'static str) -> Labels<1> {

@@ -16,7 +16,7 @@ use prometheus_client::registry::Registry;
 
 pub use self::scene::Scene;
 
-use self::families::{Families, call, cause, face, nvml, outcome, refusal, verb};
+use self::families::{Families, call, cause, face, nvml, outcome, refusal, verb, xid};
 
 /// All numbers of a daemon. A clone is another way to the same ones.
 #[derive(Debug, Clone)]
@@ -247,6 +247,15 @@ impl Metrics {
             Report::Ended { cause: why, .. } => {
                 families.holds_ended.get_or_create(&cause(*why)).inc();
             }
+            Report::XidSeen {
+                xid: number,
+                times,
+                action,
+                ..
+            } => {
+                let labels = xid(*number, *action);
+                families.xids.get_or_create(&labels).inc_by(*times);
+            }
             Report::KubeletLostItsBook { .. }
             | Report::EvictionOver { .. }
             | Report::NotEvicted { .. }
@@ -258,6 +267,8 @@ impl Metrics {
             | Report::UnitAdded { .. }
             | Report::UnitLost { .. }
             | Report::UnitReturned { .. }
+            | Report::UnitFaulty { .. }
+            | Report::FaultEnded { .. }
             | Report::ClaimTakenOver { .. }
             | Report::OtherRegistrant { .. }
             | Report::RivalsGone

@@ -7,7 +7,7 @@ use super::families::{Families, face, mode};
 
 /// Every pair of labels that a unit can be counted under: the words of the status page, with the phase of its hold for
 /// a unit that is held.
-pub(super) const PLACES: [(&str, &str); 11] = [
+pub(super) const PLACES: [(&str, &str); 12] = [
     ("FreeLegacy", "legacy"),
     ("FreeDra", "dra"),
     ("FreeRest", "both"),
@@ -18,6 +18,7 @@ pub(super) const PLACES: [(&str, &str); 11] = [
     ("Prepared", "dra"),
     ("Foreign", "none"),
     ("Lost", "none"),
+    ("Faulty", "none"),
     ("Unseen", "none"),
 ];
 
@@ -46,6 +47,9 @@ impl Scene<'_> {
         let units = self.status.units.iter();
         let allocated = units.filter(|unit| unit.holds.iter().any(|hold| hold.face().is_some()));
         families.allocated.set(len(allocated));
+        let units = self.status.units.iter();
+        let faulty = units.filter(|unit| unit.fault.is_some());
+        families.faulty.set(len(faulty));
         for on in [Face::Legacy, Face::Dra] {
             let offered = self.offered(on);
             families.offers.get_or_create(&face(on)).set(offered);
@@ -93,7 +97,9 @@ fn place(unit: &UnitStatus) -> (&'static str, &'static str) {
         UnitState::FreeLegacy => (word, "legacy"),
         UnitState::FreeDra => (word, "dra"),
         UnitState::FreeRest => (word, "both"),
-        UnitState::Moving | UnitState::Lost | UnitState::Unseen => (word, "none"),
+        UnitState::Moving | UnitState::Lost | UnitState::Faulty | UnitState::Unseen => {
+            (word, "none")
+        }
         UnitState::Held => unit.holds.first().map_or((word, "none"), |hold| {
             let face = hold.face().map_or("none", Face::as_str);
             (hold.phase().as_str(), face)

@@ -23,6 +23,7 @@ fn everything() -> Status {
         UnitState::FreeRest,
         UnitState::Moving,
         UnitState::Lost,
+        UnitState::Faulty,
         UnitState::Unseen,
     ];
     let kinds = [
@@ -52,6 +53,7 @@ fn everything() -> Status {
         state,
         presence: Presence::Present,
         lacks: None,
+        fault: None,
         holds,
     });
     Status {

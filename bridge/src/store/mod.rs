@@ -150,6 +150,8 @@ pub enum Loaded {
 pub struct Store {
     folder: PathBuf,
     boot_id: BootId,
+    /// Whether the ledger that was read at the start was written before the node was booted.
+    is_from_before: bool,
     unknown: Unknown,
     history: History,
     state: Mutex<State>,
@@ -191,7 +193,7 @@ impl Store {
     pub fn open(folder: &Path, boot_id: BootId) -> Result<(Self, Loaded), Error> {
         make_folder(folder)?;
         let lock = lock(folder)?;
-        let (loaded, unknown) = load(folder, &boot_id)?;
+        let (loaded, unknown, written_in) = load(folder, &boot_id)?;
         let ledger = match loaded {
             Loaded::Ledger(_) => OnDisk::Ours,
             Loaded::Missing => OnDisk::None,
@@ -199,6 +201,7 @@ impl Store {
         };
         let store = Self {
             folder: folder.to_owned(),
+            is_from_before: written_in.is_some_and(|boot| boot != boot_id.as_str()),
             boot_id,
             unknown,
             history: History::new(folder),
@@ -263,6 +266,12 @@ impl Store {
         Ok(())
     }
 
+    /// Whether the ledger that was read at the start is from before the node was booted.
+    #[must_use]
+    pub fn is_from_before_the_boot(&self) -> bool {
+        self.is_from_before
+    }
+
     /// Writes down what has happened, for people: see [`history`]. Never waits and never fails; only the owner of the
     /// folder may.
     pub fn note(&self, event: Event) {
@@ -307,7 +316,7 @@ impl Store {
     pub fn take_back(&self) -> Result<Loaded, Error> {
         let mut state = self.state();
         let lock = lock(&self.folder)?;
-        let (loaded, _) = load(&self.folder, &self.boot_id)?;
+        let (loaded, ..) = load(&self.folder, &self.boot_id)?;
         state.unprepared = load_unprepared(&self.folder);
         state.own(lock);
         Ok(loaded)
@@ -427,7 +436,8 @@ fn lock(folder: &Path) -> Result<Lock, Error> {
     })
 }
 
-fn load(folder: &Path, boot_id: &BootId) -> Result<(Loaded, Unknown), Error> {
+/// What is in the folder, what this version does not know of it, and in which boot it was written.
+fn load(folder: &Path, boot_id: &BootId) -> Result<(Loaded, Unknown, Option<String>), Error> {
     let path = folder.join(LEDGER_FILE);
     let unreadable = |why: &dyn std::fmt::Display| {
         let why = format!(
@@ -438,12 +448,12 @@ fn load(folder: &Path, boot_id: &BootId) -> Result<(Loaded, Unknown), Error> {
             path.display()
         );
         let path = path.clone();
-        Ok((Loaded::Unreadable { path, why }, Unknown::default()))
+        Ok((Loaded::Unreadable { path, why }, Unknown::default(), None))
     };
     let bytes = match read_own(&path) {
         Ok(bytes) => bytes,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            return Ok((Loaded::Missing, Unknown::default()));
+            return Ok((Loaded::Missing, Unknown::default(), None));
         }
         Err(error) => return unreadable(&format_args!("can't be read: {error}")),
     };
@@ -466,7 +476,11 @@ fn load(folder: &Path, boot_id: &BootId) -> Result<(Loaded, Unknown), Error> {
         same_boot = decoded.boot_id == boot_id.as_str(),
         "read the ledger"
     );
-    Ok((Loaded::Ledger(decoded.ledger), decoded.unknown))
+    Ok((
+        Loaded::Ledger(decoded.ledger),
+        decoded.unknown,
+        Some(decoded.boot_id),
+    ))
 }
 
 /// The list can be lost without harm: a claim that is not known to be unprepared keeps its unit until the API shows

@@ -7,8 +7,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::time::{Duration, SystemTime};
 
 use bridge_core::{
-    Access, DeviceId, DeviceName, ForeignCause, Former, Gpu, Hold, HoldKind, PodName, PodRef,
-    PodUid, Preparation, PreparedDevice, Side, UnitId, UnitKind, UnitRecord,
+    Access, DeviceId, DeviceName, Fault, ForeignCause, Former, Gpu, Hold, HoldKind, PodName,
+    PodRef, PodUid, Preparation, PreparedDevice, Side, UnitId, UnitKind, UnitRecord, Xid,
 };
 use expect_test::expect_file;
 use serde_json::json;
@@ -127,6 +127,11 @@ fn full() -> Ledger {
             .holds
             .insert(unit(index), vec![Hold::exclusive(kind, since)]);
     }
+    let fault = Fault {
+        xids: [Xid::new(79), Xid::new(48)].into(),
+        since: SystemTime::UNIX_EPOCH + Duration::new(1_785_000_000, 250_000_000),
+    };
+    ledger.faults.insert(unit(1), fault);
     let mut mig = record(9);
     mig.kind = UnitKind::Mig { parent: unit(10) };
     mig.side = Side::Dra;

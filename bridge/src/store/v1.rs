@@ -37,7 +37,19 @@ struct Unit {
     capacity: NonZeroU32,
     side: Side,
     holds: Vec<Hold>,
+    /// Since 0.2; a version before it leaves it as it is, and serves the unit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    fault: Option<Fault>,
     gpu: Gpu,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Fault {
+    /// Numbers of errors, in their order.
+    xids: Vec<u32>,
+    /// RFC 3339.
+    since: String,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -181,7 +193,10 @@ impl File {
             units: ledger
                 .in_order()
                 .into_iter()
-                .map(|(unit, record)| Unit::of(unit, record, ledger.holds_on(unit)))
+                .map(|(unit, record)| Unit {
+                    fault: ledger.faults.get(unit).map(Fault::of),
+                    ..Unit::of(unit, record, ledger.holds_on(unit))
+                })
                 .collect(),
             prepared: ledger.prepared.values().map(Preparation::of).collect(),
         }
@@ -192,8 +207,12 @@ impl File {
             generation: self.generation,
             ..core::Ledger::default()
         };
-        for unit in self.units {
+        for mut unit in self.units {
+            let fault = unit.fault.take().map(Fault::into_core).transpose()?;
             let (unit, record, holds) = unit.into_core()?;
+            if let Some(fault) = fault {
+                ledger.faults.insert(unit.clone(), fault);
+            }
             if !holds.is_empty() {
                 ledger.holds.insert(unit.clone(), holds);
             }
@@ -233,6 +252,7 @@ impl Unit {
                 core::Side::Dark => Side::Dark,
             },
             holds: holds.iter().map(Hold::of).collect(),
+            fault: None,
             gpu: Gpu::of(&record.gpu),
         }
     }
@@ -265,6 +285,22 @@ impl Unit {
             record,
             holds.collect::<Result<_, _>>()?,
         ))
+    }
+}
+
+impl Fault {
+    fn of(fault: &core::Fault) -> Self {
+        Self {
+            xids: fault.xids.iter().map(|xid| xid.number()).collect(),
+            since: timestamp(fault.since).to_string(),
+        }
+    }
+
+    fn into_core(self) -> Result<core::Fault, Error> {
+        Ok(core::Fault {
+            xids: self.xids.into_iter().map(core::Xid::new).collect(),
+            since: self.since.parse::<Timestamp>().map_err(Error::Time)?.into(),
+        })
     }
 }
 

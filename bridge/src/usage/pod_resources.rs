@@ -446,6 +446,7 @@ mod tests {
                 side: Side::Legacy,
                 state: UnitState::Held,
                 presence: Presence::Present,
+                fault: None,
                 lacks: None,
                 holds: vec![Hold::exclusive(kind, SystemTime::UNIX_EPOCH)],
             }],

@@ -9,7 +9,7 @@ use crate::process::gpu_bridge;
 use crate::world::{RESOURCE, World};
 
 /// Exit code and page.
-async fn examine(world: &mut World) -> (Option<i32>, String) {
+pub(crate) async fn examine(world: &mut World) -> (Option<i32>, String) {
     let mut command = gpu_bridge();
     command.arg("doctor");
     for (flag, value) in world.flags().iter() {
@@ -22,7 +22,7 @@ async fn examine(world: &mut World) -> (Option<i32>, String) {
 }
 
 /// The page as one line, however it is broken.
-fn flat(page: &str) -> String {
+pub(crate) fn flat(page: &str) -> String {
     page.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 

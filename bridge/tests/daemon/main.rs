@@ -31,6 +31,7 @@ mod disk;
 mod doctor;
 mod end;
 mod events;
+mod faults;
 mod gpus;
 #[path = "../common/h100.rs"]
 mod h100;

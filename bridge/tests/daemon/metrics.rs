@@ -170,6 +170,9 @@ async fn trouble_comes_and_goes(world: &mut World, seen: &mut Seen) {
         world.unit(&lost).await["present"] == true
     })
     .await;
+    // A number beyond those that have one of their own.
+    world.node.report_xid(&lost, 999).unwrap();
+    seen.moves(world, &["xids_total", "units_faulty"]).await;
 }
 
 /// On a node where the only GPU that is left is a claim's by allocation, and nobody has prepared it.

@@ -19,7 +19,7 @@ async fn verb(arguments: Vec<String>) -> Output {
 }
 
 /// What it has printed, and its error.
-fn said(output: &Output) -> String {
+pub(crate) fn said(output: &Output) -> String {
     String::from_utf8_lossy(&[output.stdout.as_slice(), &output.stderr].concat()).into_owned()
 }
 
@@ -43,7 +43,7 @@ impl World {
     }
 
     /// Waits until the history tells all of this.
-    async fn history_tells(&self, parts: &[&str]) {
+    pub(crate) async fn history_tells(&self, parts: &[&str]) {
         until(&format!("the history tells {parts:?}"), SOON, async || {
             let history = self.history().await;
             parts.iter().all(|part| history.contains(part))
@@ -59,6 +59,21 @@ impl World {
         let line = ["status", "--all-nodes", "--kubeconfig", &file];
         let words = line.iter().chain(more);
         verb(words.map(|&word| word.to_owned()).collect()).await
+    }
+
+    pub(crate) async fn clear_fault(&self, unit: &str) -> Output {
+        let socket = self.admin_socket().display().to_string();
+        let line = ["ledger", "clear-fault", unit, "--reason", "seen by hand"];
+        let words = line.into_iter().chain(["--admin-socket", &socket]);
+        verb(words.map(str::to_owned).collect()).await
+    }
+
+    /// What `gpu-bridge status` says, in one line.
+    pub(crate) async fn table(&self) -> String {
+        let socket = self.admin_socket().display().to_string();
+        let line = ["status", "--admin-socket", &socket];
+        let told = said(&verb(line.map(str::to_owned).into()).await);
+        told.split_whitespace().collect::<Vec<_>>().join(" ")
     }
 
     async fn release(&self, unit: &str, force: bool) -> Output {

@@ -91,6 +91,7 @@ impl Reading {
                 side: Side::Dra,
                 state: UnitState::Held,
                 presence: Presence::Present,
+                fault: None,
                 lacks: None,
                 holds: vec![Hold::exclusive(kind(claim), at)],
             }];

@@ -25,6 +25,7 @@ fn unit(number: u32, presence: Presence, lacks: Option<&str>) -> UnitStatus {
         state: UnitState::FreeDra,
         presence,
         lacks: lacks.map(str::to_owned),
+        fault: None,
         holds: Vec::new(),
     }
 }

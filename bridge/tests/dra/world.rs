@@ -160,7 +160,10 @@ fn answer(call: Call, script: &Script, log: &Mutex<Vec<Asked>>) {
             drop(reply.send(Ok(())));
         }
         Call::Allocate { .. } => panic!("the DRA face allocates nothing"),
-        Call::Release { .. } | Call::HandOver { .. } | Call::TakeBack { .. } => {
+        Call::Release { .. }
+        | Call::ClearFault { .. }
+        | Call::HandOver { .. }
+        | Call::TakeBack { .. } => {
             panic!("no face gives the ledger away")
         }
     }

@@ -207,7 +207,10 @@ async fn tap(mut queue: mpsc::Receiver<Call>, inner: Handle, seen: Arc<Seen>) {
                     }
                     drop(reply.send(taken));
                 }
-                Call::Release { .. } | Call::HandOver { .. } | Call::TakeBack { .. } => {
+                Call::Release { .. }
+                | Call::ClearFault { .. }
+                | Call::HandOver { .. }
+                | Call::TakeBack { .. } => {
                     panic!("what is seen gives no ledger away")
                 }
             }

@@ -1,6 +1,7 @@
 //! Tests of the rules: single cases here, scripts in `tests/scenarios`, random histories beside them.
 
 mod adoption;
+mod health;
 mod histories;
 mod kit;
 mod leaving;

@@ -2,13 +2,14 @@
 
 use std::collections::BTreeSet;
 use std::path::Path;
+use std::time::SystemTime;
 
 use expect_test::expect;
 
 use super::kit::*;
 use crate::{
-    AllocateOutcome, Face, ForeignCause, Former, Hold, HoldKind, HolderKind, Patience,
-    PrepareOutcome, Refusal, Rival,
+    AllocateOutcome, Face, Fault, ForeignCause, Former, Hold, HoldKind, HolderKind, Patience,
+    PrepareOutcome, Refusal, Rival, Xid,
 };
 
 /// One refusal of each kind, and of each form that a kind has.
@@ -58,6 +59,15 @@ fn every_refusal() -> Vec<Refusal> {
             device: device("gpu-3"),
             claim: claim_ref("llm-0"),
         },
+        Refusal::UnitFaulty {
+            unit: unit("GPU-3f2a"),
+            device: device("gpu-3"),
+            claim: claim_ref("llm-0"),
+            fault: Fault {
+                xids: [48, 79].map(Xid::new).into(),
+                since: SystemTime::UNIX_EPOCH,
+            },
+        },
         node_missing(Some(claim_ref("llm-0"))),
         node_missing(None),
         Refusal::CountedPodsFirst {
@@ -93,6 +103,7 @@ fn every_sentence_says_what_failed_and_why_and_what_to_do() {
         UnitBusy: gpu-3 (GPU-3f2a) cannot be prepared for claim default/llm-0: a process of a former or unknown holder runs on it (host PID 4711). The kubelet tries again by itself; if this stays, end that process on the node.
         UnitBusy: gpu-3 (GPU-3f2a) cannot be prepared for claim default/llm-0: a process of a former or unknown holder runs on it (host PID 1, 2, 3, 4, 5 and 2 more). The kubelet tries again by itself; if this stays, end that process on the node.
         UnitLost: gpu-3 (GPU-3f2a) cannot be prepared for claim default/llm-0: the GPU does not answer NVML any more. Delete the pod and the claim to get another GPU, and have this one looked at.
+        UnitFaulty: gpu-3 (GPU-3f2a) cannot be prepared for claim default/llm-0: the driver told of XID 48, 79, so the GPU is offered to nobody. Delete the pod and the claim to get another GPU; what has to be done about this one `gpu-bridge status` says on the node.
         DeviceNodeMissing: GPU-3f2a cannot be given to claim default/llm-0, because no container could use it: /dev/nvidia-uvm is missing. Load the driver's modules on the node, as nvidia-modprobe -c 0 -u does, or correct --dev-root; the kubelet tries again by itself.
         DeviceNodeMissing: GPU-3f2a cannot be given to this pod, because no container could use it: /dev/nvidia-uvm is missing. Load the driver's modules on the node, as nvidia-modprobe -c 0 -u does, or correct --dev-root; the kubelet does not try this pod again: delete it, so that it is scheduled anew.
         CountedPodsFirst: gpu-3 (GPU-3f2a) is not prepared for claim default/llm-0 yet: counted pods that are bound to this node need it first. The kubelet tries again by itself; to get another GPU now, delete the pod, so that it is scheduled anew.
@@ -147,7 +158,7 @@ fn full_of_another_tenant() -> Daemon {
     let count = u32::try_from(kinds.len()).unwrap();
     let mut ledger = Daemon::with_gpus(count, all_legacy()).pool.ledger().clone();
     for (number, kind) in kinds.into_iter().enumerate() {
-        let hold = Hold::exclusive(kind, std::time::SystemTime::UNIX_EPOCH);
+        let hold = Hold::exclusive(kind, SystemTime::UNIX_EPOCH);
         ledger
             .holds
             .insert(unit(&format!("GPU-{number}")), vec![hold]);

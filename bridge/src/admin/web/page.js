@@ -37,7 +37,7 @@ function holder(hold) {
 
 function line(unit, state, who, face, since) {
   const row = document.createElement("tr");
-  if (!unit.present || unit.lacks || state === "Foreign" || state === "Lost") row.className = "attention";
+  if (!unit.present || unit.lacks || unit.fault || state === "Foreign" || state === "Lost") row.className = "attention";
   cell(row, unit.device);
   cell(row, unit.unit, "id");
   cell(row, unit.product);
@@ -51,7 +51,8 @@ function line(unit, state, who, face, since) {
 function lines(unit) {
   if (unit.holds.length === 0) return [line(unit, unit.state, "-", unit.side, "-")];
   return unit.holds.map((hold) => {
-    const state = unit.present ? hold.phase : hold.phase + ", GPU lost";
+    const trouble = !unit.present ? ", GPU lost" : unit.fault ? ", GPU faulty" : "";
+    const state = hold.phase + trouble;
     return line(unit, state, holder(hold), hold.face || "-", seconds(hold.since));
   });
 }

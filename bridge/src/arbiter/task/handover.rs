@@ -28,6 +28,7 @@ impl Arbiter {
                 | Call::Prepare { .. }
                 | Call::Unprepare { .. }
                 | Call::Release { .. }
+                | Call::ClearFault { .. }
                 | Call::Observe { .. } => calls.push(call),
             }
         }
@@ -65,6 +66,7 @@ impl Arbiter {
             Call::Prepare { reply, .. } => no(reply, successor),
             Call::Unprepare { reply, .. } => no(reply, successor),
             Call::Release { reply, .. } => no(reply, successor),
+            Call::ClearFault { reply, .. } => no(reply, successor),
             Call::HandOver { reply, .. } => no(reply, successor),
             Call::TakeBack { reply } => no(reply, successor),
             // A look at what is there; so `/healthz` is answered as well.

@@ -5,8 +5,9 @@ use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use anyhow::Context as _;
 use bridge_core::Face;
-use bridge_nvml::Snapshot;
+use bridge_nvml::{Session, Snapshot};
 use dra_proto::registration;
 use legacy_proto::{deviceplugin, podresources};
 use rustix::fs::{Access, access};
@@ -15,7 +16,7 @@ use tokio::time::timeout;
 use super::Finding;
 use crate::admin::{self, ClientError, StatusPage};
 use crate::cli::RunOptions;
-use crate::daemon::start_nvml;
+use crate::daemon::{NO_NVML_THREAD, nvml_options};
 use crate::store::{self, Condition};
 use crate::{rivals, uds};
 
@@ -216,7 +217,7 @@ async fn driver(options: &RunOptions) -> Vec<Finding> {
     let why = "without NVML no GPU is known, and none is offered";
     let to_do = "install the NVIDIA driver, and give the path of its libnvidia-ml.so.1 as --nvml-library; in the \
                  DaemonSet it is the volume `driver-libraries`";
-    let session = match start_nvml(options) {
+    let session = match Session::spawn(nvml_options(options)).context(NO_NVML_THREAD) {
         Ok(session) => session,
         Err(error) => return vec![Finding::problem("NVML", format!("{error:#}"), why, to_do)],
     };
@@ -336,6 +337,18 @@ fn daemon(options: &RunOptions, daemon: &Result<StatusPage, ClientError>) -> Vec
         } else {
             Finding::problem("daemon", what, why, to_do)
         }
+    }));
+    found.extend(page.units.iter().filter_map(|unit| {
+        let fault = unit.fault.as_ref()?;
+        Some(Finding::warning(
+            "GPU health",
+            format!(
+                "{} ({}) is closed: {}",
+                unit.device, unit.unit, fault.message
+            ),
+            "no new pod gets a GPU with a fault; who has it keeps it",
+            "migration-guide/gpu-health.md says how it comes back",
+        ))
     }));
     found
 }

@@ -4,9 +4,9 @@ use std::num::NonZeroU32;
 use std::time::{Duration, SystemTime};
 
 use bridge_core::{
-    Access, ClaimRef, ClaimUid, DeviceId, DeviceName, ForeignCause, Former, Gpu, Hold, HoldKind,
-    Ledger, PodName, PodRef, PodUid, Preparation, PreparedDevice, Side, UnitId, UnitKind,
-    UnitRecord,
+    Access, ClaimRef, ClaimUid, DeviceId, DeviceName, Fault, ForeignCause, Former, Gpu, Hold,
+    HoldKind, Ledger, PodName, PodRef, PodUid, Preparation, PreparedDevice, Side, UnitId, UnitKind,
+    UnitRecord, Xid,
 };
 use proptest::collection::vec;
 use proptest::option;
@@ -174,6 +174,13 @@ fn ledger() -> impl Strategy<Value = Ledger> {
                     gpu,
                 };
                 ledger.units.insert(unit.clone(), record);
+                if first & (1 << index) != 0 {
+                    let fault = Fault {
+                        xids: [Xid::new(first), Xid::new(79)].into(),
+                        since: SystemTime::UNIX_EPOCH + Duration::from_secs(first.into()),
+                    };
+                    ledger.faults.insert(unit.clone(), fault);
+                }
                 hold_what_fits(&mut ledger, &unit, holds);
             }
             for (claim, requests, pool) in looked_on {

@@ -136,19 +136,25 @@ fn invariant_healthy_minus_allocated_is_free(world: &World) -> Checked {
     let mut left_out = 0;
     for offer in &offers.counted {
         let carried = ledger.carrier_of(&offer.id).is_some();
+        let is_faulty = pool.fault_of(&offer.unit).is_some();
         let is_lost = world.lost.contains(&offer.unit) && !pool.is_present(&offer.unit);
         let only = |fits: fn(&HoldKind) -> bool| {
             ledger
                 .holds_touching(&offer.unit)
                 .all(|(_, hold)| fits(&hold.kind))
         };
-        let open =
-            open && pool.is_present(&offer.unit) && ledger.units[&offer.unit].side.is_healthy();
+        let open = open
+            && !is_faulty
+            && pool.is_present(&offer.unit)
+            && ledger.units[&offer.unit].side.is_healthy();
         let free = open && only(is_reserved);
         match offer.health {
+            Health::Healthy if is_faulty && world.serves() => {
+                return Err(format!("{} is healthy and has a fault", offer.id));
+            }
             Health::Healthy if carried || free || (open && only(is_passing)) => {}
             Health::Healthy => return Err(format!("{} is healthy and not free", offer.id)),
-            Health::Unhealthy if carried && !is_lost => {
+            Health::Unhealthy if carried && !is_lost && !is_faulty => {
                 return Err(format!("{} is allocated and unhealthy", offer.id));
             }
             Health::Unhealthy => left_out += usize::from(free),
@@ -305,7 +311,7 @@ pub(super) fn invariant_a_refusal_is_the_last_resort(world: &World, ids: &[Devic
             .holds_on(unit)
             .iter()
             .all(|hold| matches!(hold.kind, HoldKind::Reserved { .. }));
-        pool.is_present(unit) && idle && free
+        pool.is_present(unit) && pool.fault_of(unit).is_none() && idle && free
     });
     let usable = usable.count();
     if usable >= ids.len() {

@@ -71,6 +71,8 @@ pub(super) enum NodeOp {
     Nvml { unit: u8 },
     /// A GPU drops out or comes back.
     Gpu { unit: u8 },
+    /// The driver tells of an error of a GPU, or an admin clears its fault.
+    Xid { unit: u8 },
     /// Somebody without a pod opens or leaves a GPU.
     Stranger { unit: u8 },
     /// The kubelet starts anew: it lists nothing for a while.
@@ -264,6 +266,7 @@ fn node_op() -> impl Strategy<Value = NodeOp> {
         1 => Just(NodeOp::Count),
         1 => any::<u8>().prop_map(|unit| NodeOp::Nvml { unit }),
         1 => any::<u8>().prop_map(|unit| NodeOp::Gpu { unit }),
+        1 => any::<u8>().prop_map(|unit| NodeOp::Xid { unit }),
         1 => any::<u8>().prop_map(|unit| NodeOp::Stranger { unit }),
         1 => prop_oneof![2 => Just(Book::Kept), 1 => Just(Book::Lost)]
             .prop_map(|book| NodeOp::KubeletRestart { book }),
@@ -296,7 +299,7 @@ const HISTORIES: u32 = 160;
 const SEARCHED: u32 = 1000;
 
 /// What the histories must bring about, or the invariants have seen nothing.
-const REACHED: [&str; 24] = [
+const REACHED: [&str; 26] = [
     "Adopted",
     "Bound",
     "ClaimLostRace",
@@ -308,6 +311,7 @@ const REACHED: [&str; 24] = [
     "Ended:Unprepared",
     "EvictionAsked",
     "EvictionOver",
+    "FaultEnded:Cleared",
     "ForeignFound",
     "Granted",
     "HandedOverBusy",
@@ -319,6 +323,7 @@ const REACHED: [&str; 24] = [
     "RivalsGone",
     "Substituted",
     "UnitAdded",
+    "UnitFaulty",
     "UnitLost",
     "UnitReturned",
 ];

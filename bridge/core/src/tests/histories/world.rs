@@ -9,7 +9,7 @@ use super::{Book, Kind, Late, Look, NodeOp, Op};
 use crate::{
     Adoption, CheckpointedDevices, CheckpointedResponse, ClaimUid, Claimed, Demand, Face,
     Inventory, Limits, Mode, PodUid, Pool, Process, Processes, Report, Rival, Settings, Standing,
-    Transition, UnitId, UnitProcesses, WaitingPod,
+    Transition, UnitId, UnitProcesses, WaitingPod, Xid,
 };
 
 /// The truth.
@@ -104,6 +104,14 @@ impl World {
             NodeOp::Gpu { unit } => {
                 toggle(&mut self.lost, nth(unit));
                 self.look(Look::Inventory);
+            }
+            NodeOp::Xid { unit } => {
+                let unit = nth(unit);
+                self.act(|t| {
+                    if t.clear_fault(&unit).is_err() {
+                        t.observe_xids(&BTreeMap::from([((unit, Xid::new(79)), 1)]));
+                    }
+                });
             }
             NodeOp::Stranger { unit } => toggle(&mut self.strangers, nth(unit)),
             NodeOp::KubeletRestart { book } => self.restart_kubelet(*book),

@@ -102,7 +102,7 @@ fn a_line_that_nobody_understands_is_told_with_its_place() {
     check(
         "gpus 2\n\nalocate GPU-0 -> GPU-0",
         expect![
-            "script.txt:3: `alocate GPU-0 -> GPU-0`: there is no command `alocate`; there are: gpus, gpu, nvml, mode, limits, pods, listed, kubelet, claims, node, waits, process, time, look, allocate, prepare, again, unprepare, crash, lost-ledger, unreadable-ledger, checkpoint, dra-state, adopt, rival, expect"
+            "script.txt:3: `alocate GPU-0 -> GPU-0`: there is no command `alocate`; there are: gpus, gpu, nvml, mode, limits, pods, listed, kubelet, claims, node, waits, process, time, look, allocate, prepare, again, unprepare, crash, boot, lost-ledger, unreadable-ledger, checkpoint, dra-state, adopt, rival, xid, recovery, xids, clear-fault, expect"
         ],
     );
 }

@@ -13,10 +13,10 @@ use crate::{
     CheckpointedDevices, CheckpointedResponse, ClaimScope, Claims, Demand, Evidence, Inventory,
     Ledger, ListedClaim, ListedDevice, ListedPod, Listing, Patience, PodPhase, PodSource, PodUid,
     Pods, Pool, PrepareRequest, Process, Processes, Rival, Settings, Transition, UnitProcesses,
-    WaitingPod,
+    WaitingPod, Xid,
 };
 
-const COMMANDS: [&str; 26] = [
+const COMMANDS: [&str; 31] = [
     "gpus",
     "gpu",
     "nvml",
@@ -36,12 +36,17 @@ const COMMANDS: [&str; 26] = [
     "again",
     "unprepare",
     "crash",
+    "boot",
     "lost-ledger",
     "unreadable-ledger",
     "checkpoint",
     "dra-state",
     "adopt",
     "rival",
+    "xid",
+    "recovery",
+    "xids",
+    "clear-fault",
     "expect",
 ];
 
@@ -158,10 +163,11 @@ impl Node {
             "listed" | "kubelet" => self.kubelet(command, rest),
             "claims" => self.claims(rest),
             "rival" => self.rival(rest),
+            "xid" | "recovery" | "xids" | "clear-fault" => self.faults(command, rest),
             "node" | "waits" => self.schedulers(command, rest),
             "time" | "look" => self.wait(command, rest),
             "unprepare" => self.unprepare(rest),
-            "crash" | "lost-ledger" | "unreadable-ledger" | "dra-state" | "adopt" => {
+            "crash" | "boot" | "lost-ledger" | "unreadable-ledger" | "dra-state" | "adopt" => {
                 self.start(command, rest)
             }
             "expect" => self.expect(rest),
@@ -522,6 +528,41 @@ impl Node {
         Ok(())
     }
 
+    // ---- Errors of GPUs ----
+
+    fn faults(&mut self, command: &str, rest: &[&str]) -> Result<(), String> {
+        match (command, rest) {
+            ("xid", [unit, xid]) => {
+                let xid = Xid::new(words::number(xid, "an XID")?);
+                let xids = BTreeMap::from([((words::unit(unit)?, xid), 1)]);
+                self.act(|t| t.observe_xids(&xids));
+            }
+            ("recovery", [unit, action]) => {
+                let action = words::recovery(action)?;
+                let actions = BTreeMap::from([(words::unit(unit)?, action)]);
+                let asked = self.daemon.uptime;
+                self.act(|t| t.observe_recovery(asked, &actions));
+            }
+            ("xids", rest) => {
+                let mut settings = self.daemon.pool.settings().clone();
+                settings.xids = words::xids(rest)?;
+                self.act(|t| t.configure(settings));
+            }
+            ("clear-fault", [unit]) => {
+                let unit = words::unit(unit)?;
+                let cleared = self.act(|t| t.clear_fault(&unit));
+                return cleared.map_err(|why| why.to_string());
+            }
+            _ => {
+                return Err(
+                    "write `xid GPU-3 79`, `recovery GPU-3 reset`, `xids ignore 48`, `clear-fault GPU-3`"
+                        .to_owned(),
+                );
+            }
+        }
+        Ok(())
+    }
+
     // ---- Calls ----
 
     fn call(&mut self, command: &str, rest: &[&str], wanted: &str) -> Result<(), String> {
@@ -616,7 +657,7 @@ impl Node {
     fn start(&mut self, command: &str, rest: &[&str]) -> Result<(), String> {
         let settings = self.daemon.pool.settings().clone();
         let pool = match (command, rest) {
-            ("crash", []) => match &self.daemon.disk {
+            ("crash" | "boot", []) => match &self.daemon.disk {
                 Some(ledger) => Pool::restored(ledger.clone(), settings),
                 None => Pool::waiting(settings),
             },
@@ -640,6 +681,9 @@ impl Node {
         self.daemon.pool = pool;
         self.daemon.uptime = Duration::ZERO;
         self.calls.clear();
+        if command == "boot" {
+            self.act(Transition::observe_boot);
+        }
         self.scan();
         Ok(())
     }

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use crate::{
     AllocateOutcome, ClaimOffer, Claimed, CountedOffer, DeviceId, DeviceName, Face, Health, Limits,
-    Mode, Offers, PrepareOutcome, Standing, Taint, TaintEffect, UnitId,
+    Mode, Offers, PrepareOutcome, Recovery, Standing, Taint, TaintEffect, UnitId, Xid, XidAction,
+    XidRules,
 };
 
 pub(super) fn mode(word: &str) -> Result<Mode, String> {
@@ -38,6 +39,31 @@ pub(super) fn limits(words: &[&str]) -> Result<Limits, String> {
         }
     }
     Ok(limits)
+}
+
+/// What the driver says has to be done about a GPU.
+pub(super) fn recovery(word: &str) -> Result<Recovery, String> {
+    match word {
+        "none" => Ok(Recovery::None),
+        "reset" => Ok(Recovery::Reset),
+        "reboot" => Ok(Recovery::Reboot),
+        other => Err(format!("`{other}` is none of none, reset and reboot")),
+    }
+}
+
+/// What XIDs do: `ignore 48 62`, `fault 94`, `others-ignored`, one after the other.
+pub(super) fn xids(words: &[&str]) -> Result<XidRules, String> {
+    let mut rules = XidRules::default();
+    let mut list = &mut rules.ignore;
+    for word in words {
+        match *word {
+            "ignore" => list = &mut rules.ignore,
+            "fault" => list = &mut rules.fault,
+            "others-ignored" => rules.others = XidAction::Ignore,
+            xid => drop(list.insert(Xid::new(number(xid, "an XID")?))),
+        }
+    }
+    Ok(rules)
 }
 
 pub(super) fn number(word: &str, what: &str) -> Result<u32, String> {
