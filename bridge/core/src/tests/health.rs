@@ -107,6 +107,9 @@ fn what_nvml_said_before_the_error_clears_nothing() {
     let actions = BTreeMap::from([(unit("GPU-0"), Recovery::None)]);
     daemon.act(|t| t.observe_recovery(asked, &actions));
     assert!(is_closed(&daemon, "GPU-0"));
+    let status = daemon.pool.status(steady(0));
+    let fault = status.units[0].fault.as_ref().unwrap();
+    assert_eq!(fault.recovery, None, "nor is it shown");
 }
 
 #[test]
