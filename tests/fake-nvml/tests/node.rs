@@ -51,7 +51,7 @@ fn a_wrong_scenario_is_told_with_file_key_and_line() {
         .collect();
     expect![[r#"
         node.yaml: gpus[0]: unknown field `modle`, expected one of `model`, `count`, `uuid`, `minor`, `pciBusId`, `pcieRoot`, `numaNode`, `name`, `brand`, `architecture`, `mig`, `lost` at line 2 column 5
-        node.yaml: gpus[0]: model: there is no GPU model "h1000"; known are h100-sxm5-80gb, a100-sxm4-40gb, l40s, rtx-4090, gb200, gb10 at line 2 column 5
+        node.yaml: gpus[0]: model: there is no GPU model "h1000"; known are h100-sxm5-80gb, a100-sxm4-40gb, v100-sxm3-32gb, l40s, rtx-4090, gb200, gb10 at line 2 column 5
         node.yaml: gpus[0].count: invalid type: string "many", expected u32 at line 2 column 27
         node.yaml: faults: there is no NVML call "nvmlDeviceGetUuid" at line 3 column 3
         node.yaml: faults.nvmlDeviceGetUUID: unknown field `delay`, expected one of `error`, `skip`, `times`, `delayMs` at line 4 column 5
