@@ -13,7 +13,7 @@ use tracing::warn;
 
 use super::{Faces, Tasks, conditions, feeds};
 use crate::follow::{self, Closeness, Event, Lists, Trouble, UNKNOWN_AFTER};
-use crate::migrate::{Candidate, MappedClass, effective};
+use crate::migrate::{Candidate, Mapped, minor_of, what_comes_of};
 
 /// Classes per page of a list: a cluster has a few for each kind of device.
 const PAGE_SIZE: u32 = 100;
@@ -30,9 +30,9 @@ pub(super) enum Classes {
     Unread,
     /// A right is missing: the server's words.
     Forbidden(String),
-    /// They are followed: the one that makes claims of counted pods, if there is one. What was seen last counts while
-    /// the server is away.
-    Known(Option<MappedClass>),
+    /// They are followed: what they come to on this version of Kubernetes. What was seen last counts while the server
+    /// is away.
+    Known(Mapped),
 }
 
 impl Faces<'_> {
@@ -74,7 +74,7 @@ async fn follow_classes(client: Client, out: &watch::Sender<Classes>) {
     let (events, mut seen) = mpsc::channel(EVENT_BOUND);
     let (told, mut trouble) = watch::channel(Trouble::None);
     let following = follow::run(
-        Api::<DeviceClass>::all(client),
+        Api::<DeviceClass>::all(client.clone()),
         follow::Config {
             what: "deviceclasses",
             fields: None,
@@ -90,14 +90,21 @@ async fn follow_classes(client: Client, out: &watch::Sender<Classes>) {
     );
     let telling = async {
         let mut mapped = BTreeMap::new();
+        let mut minor = None;
         loop {
             let now = tokio::select! {
                 Some(event) = seen.recv() => {
-                    if matches!(event, Event::Unknown) {
-                        continue;
+                    match event {
+                        Event::Unknown => continue,
+                        // It may be another server, of a newer version.
+                        Event::Listed(_) | Event::Running => minor = None,
+                        Event::Applied(_) | Event::Deleted(_) => {}
                     }
                     take(&mut mapped, event);
-                    Classes::Known(effective(mapped.values().cloned()))
+                    if minor.is_none() && !mapped.is_empty() {
+                        minor = minor_of(&client).await;
+                    }
+                    Classes::Known(what_comes_of(mapped.values().cloned(), minor))
                 }
                 Ok(()) = trouble.changed() => match &*trouble.borrow_and_update() {
                     Trouble::Forbidden(why) => Classes::Forbidden(why.clone()),
@@ -117,7 +124,7 @@ async fn follow_classes(client: Client, out: &watch::Sender<Classes>) {
 fn tell(out: &watch::Sender<Classes>, now: Classes) {
     out.send_if_modified(|known| {
         let is_news = *known != now;
-        if is_news && let Classes::Known(Some(class)) = &now {
+        if is_news && let Classes::Known(Mapped::By(class)) = &now {
             warn!(
                 reason = "MappedClass",
                 %class,

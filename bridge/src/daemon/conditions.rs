@@ -10,6 +10,7 @@ use crate::admin::{ConditionName, Conditions, Met};
 use crate::config::live::Current;
 use crate::config::{Demand, Source};
 use crate::inventory::Scan;
+use crate::migrate::Mapped;
 use crate::usage::DemandState;
 use crate::{device_plugin, dra};
 
@@ -253,14 +254,21 @@ pub(super) async fn classes(
                         "whether a DeviceClass makes claims of counted pods is not known, because a right is missing; grant it as in manifests/base/rbac.yaml: {why}"
                     ),
                 ),
-                Classes::Known(None) => (
+                Classes::Known(Mapped::No | Mapped::NotKept | Mapped::Unknown) => (
                     Met::Fully,
                     format!(
                         "no DeviceClass has the extendedResourceName {}",
                         Face::Legacy.served_name()
                     ),
                 ),
-                Classes::Known(Some(class)) => (
+                Classes::Known(Mapped::NotHere(class)) => (
+                    Met::Fully,
+                    format!(
+                        "{class} has the extendedResourceName {}, by which the scheduler of Kubernetes 1.34 makes no claims on a node that has a device plugin for it; from 1.35 on it does while the count is 0",
+                        Face::Legacy.served_name()
+                    ),
+                ),
+                Classes::Known(Mapped::By(class)) => (
                     Met::Partly(Some("MappedClass")),
                     format!(
                         "{class} has the extendedResourceName {}, so the scheduler makes claims of counted pods whenever the count of this node is 0. Set offers.minLegacy: 1, or take the name from the class until every node is in mode dra.",

@@ -3,6 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+use std::time::Duration;
 
 use bridge_core::Face;
 use futures::StreamExt as _;
@@ -13,6 +14,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::api::{ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use serde_json::json;
+use tokio::time::timeout;
 
 use super::plan::{Holder, Mapped, MappedClass, Marks, NodeView};
 use super::progress::Shown;
@@ -34,6 +36,8 @@ const OURS: (&str, &str) = ("app.kubernetes.io/name", "gpu-bridge");
 
 /// Requests for single nodes that are made at once.
 const AT_ONCE: usize = 8;
+/// How long the API server may take to say its version.
+const VERSION_LIMIT: Duration = Duration::from_secs(5);
 
 /// By the nodes whose devices they have: who, and the names of the devices.
 type Claims = BTreeMap<String, Vec<(Holder, Vec<String>)>>;
@@ -104,7 +108,7 @@ impl Candidate {
 }
 
 /// The class that counts among these.
-pub(crate) fn effective(candidates: impl Iterator<Item = Candidate>) -> Option<MappedClass> {
+fn effective(candidates: impl Iterator<Item = Candidate>) -> Option<MappedClass> {
     let mut candidates: Vec<Candidate> = candidates.collect();
     candidates.sort();
     let mut names = candidates.into_iter().map(|candidate| candidate.name);
@@ -229,9 +233,7 @@ impl Cluster {
         let Ok(candidates) = every(&classes, ListParams::default(), of).await else {
             return Mapped::Unknown;
         };
-        let class = effective(candidates.into_iter());
-        let version = self.client.apiserver_version().await.ok();
-        mapped_by(class, version.and_then(|it| minor_version(&it.minor)))
+        what_comes_of(candidates, minor_of(&self.client).await)
     }
 
     /// The profile that a node's label names.
@@ -311,22 +313,32 @@ fn profile_of(node: &Node) -> Option<String> {
     labels.get(LABEL).filter(|name| !name.is_empty()).cloned()
 }
 
-/// Whether Kubernetes makes claims of counted pods by this class (KEP-5004).
-pub(crate) fn has_counts_name(class: &DeviceClass) -> bool {
+/// Whether a class has the name of the counted resource (KEP-5004).
+fn has_counts_name(class: &DeviceClass) -> bool {
     let spec = class.spec.as_ref();
     let name = spec.and_then(|spec| spec.extended_resource_name.as_deref());
     name == Some(Face::Legacy.served_name())
 }
 
-/// What a class comes to on a version of Kubernetes; a version that is not known is taken for a new one.
-fn mapped_by(class: Option<MappedClass>, minor: Option<u32>) -> Mapped {
+/// What the classes come to on a version of Kubernetes; a version that is not known is taken for a new one. Whoever
+/// tells of them, the daemon, `plan`, `switch` and `doctor`, asks this.
+pub(crate) fn what_comes_of(
+    candidates: impl IntoIterator<Item = Candidate>,
+    minor: Option<u32>,
+) -> Mapped {
     let is_before = |version: u32| minor.is_some_and(|minor| minor < version);
-    match class {
+    match effective(candidates.into_iter()) {
         Some(class) if is_before(KEYS_LOOKED_FOR_UNTIL + 1) => Mapped::NotHere(class),
         Some(class) => Mapped::By(class),
         None if is_before(NAMES_KEPT_SINCE) => Mapped::NotKept,
         None => Mapped::No,
     }
+}
+
+/// The minor version of a server; `None`: it does not say so, or not in time.
+pub(crate) async fn minor_of(client: &Client) -> Option<u32> {
+    let version = timeout(VERSION_LIMIT, client.apiserver_version()).await;
+    minor_version(&version.ok()?.ok()?.minor)
 }
 
 /// The number in an API server's `minor`, for which providers write `34+` too.
@@ -455,11 +467,9 @@ mod tests {
 
     #[test]
     fn what_a_class_comes_to_depends_on_the_version() {
-        let class = || {
-            Some(MappedClass {
-                name: "counts".to_owned(),
-                passed_over: Vec::new(),
-            })
+        let class = || Candidate {
+            created: Reverse(None),
+            name: "counts".to_owned(),
         };
         for (minor, with, without) in [
             ("34+", "NotHere", "NotKept"),
@@ -470,11 +480,9 @@ mod tests {
         ] {
             let minor = minor_version(minor);
             let told = |mapped| format!("{mapped:?}");
-            assert!(
-                told(mapped_by(class(), minor)).starts_with(with),
-                "{minor:?}"
-            );
-            assert_eq!(told(mapped_by(None, minor)), without, "{minor:?}");
+            let mapped = told(what_comes_of([class()], minor));
+            assert!(mapped.starts_with(with), "{minor:?}: {mapped}");
+            assert_eq!(told(what_comes_of([], minor)), without, "{minor:?}");
         }
     }
 }

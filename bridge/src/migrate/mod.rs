@@ -9,7 +9,7 @@ mod progress;
 mod switch;
 
 pub use cluster::Cluster;
-pub(crate) use cluster::{Candidate, NAMES_KEPT_SINCE, effective, has_counts_name, minor_version};
+pub(crate) use cluster::{Candidate, NAMES_KEPT_SINCE, minor_of, minor_version, what_comes_of};
 pub use plan::{Holder, Mapped, MappedClass, Marks, NodeView, Plan, plan, view_of_page};
 pub(crate) use switch::mode_of;
 pub use switch::{Error as SwitchError, Outcome, Switch, Target};

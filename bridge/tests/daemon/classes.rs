@@ -92,3 +92,27 @@ async fn a_right_to_see_the_classes_that_is_missing_keeps_nobody_from_serving_an
     world.run_counted("a", 1).await;
     is_told(&world, "Node", NODE, MAPPED).await;
 }
+
+#[tokio::test]
+async fn of_claims_that_the_scheduler_of_1_34_does_not_make_nobody_is_warned_until_the_upgrade() {
+    let mut world = World::new(2).await;
+    world.api.call_itself(34);
+    world.configure("mode: both\n");
+    let world = world.started().await;
+    world.put_class("counts", "2026-01-01T00:00:00Z", "nvidia.com/gpu");
+    world
+        .says_of_classes("by which the scheduler of Kubernetes 1.34 makes no claims")
+        .await;
+    assert_eq!(world.class_reason().await, None);
+    let reasons = told(&world);
+    assert!(reasons.iter().all(|it| it.2 != MAPPED), "{reasons:?}");
+
+    // The server is started anew as a newer one, so the watch ends.
+    world.api.call_itself(35);
+    world.api.restore(world.api.back_up());
+    world
+        .says_of_classes("the scheduler makes claims of counted pods")
+        .await;
+    assert_eq!(world.class_reason().await.as_deref(), Some(MAPPED));
+    is_told(&world, "Node", NODE, MAPPED).await;
+}

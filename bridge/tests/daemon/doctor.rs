@@ -151,3 +151,31 @@ async fn rights_are_judged_by_what_the_configuration_needs() {
     }
     assert_eq!(told.matches("is missing").count(), 2, "{page}");
 }
+
+#[tokio::test]
+async fn a_class_with_the_counts_name_is_a_problem_only_where_its_scheduler_makes_claims() {
+    let mut world = World::new(2).await;
+    world.start_kubelet().await;
+    furnish(&world);
+    let class = json!({"metadata": {"name": "maps"}, "spec": {"extendedResourceName": RESOURCE}});
+    world.api.put("deviceclasses", class);
+    for (minor, code, words) in [
+        (
+            34,
+            0,
+            "warning DeviceClasses maps has extendedResourceName: nvidia.com/gpu why: the scheduler of Kubernetes 1.34 \
+             turns no counted pods into claims",
+        ),
+        (
+            35,
+            1,
+            "problem DeviceClasses maps has extendedResourceName: nvidia.com/gpu why: the scheduler turns counted pods \
+             into claims",
+        ),
+    ] {
+        world.api.call_itself(minor);
+        let (ended, page) = examine(&mut world).await;
+        assert!(flat(&page).contains(words), "{page}");
+        assert_eq!(ended, Some(code), "{page}");
+    }
+}

@@ -254,12 +254,16 @@ async fn a_class_that_makes_claims_of_counted_pods_is_told_with_the_nodes_where_
     let (said, code) = world.said(&["switch", "both"]).await;
     assert_eq!(code, Some(0), "{said}");
     assert!(said.contains(class) && said.contains(told), "{said}");
-    // One without claims, and one that is never 0.
     let switch = async |arguments: &[&str]| {
         let (said, code) = world.said(&[&["switch"], arguments].concat()).await;
         assert_eq!(code, Some(0), "{said}");
         said.contains(told)
     };
+    // One of a version whose scheduler makes none, one without claims, and one that is never 0.
+    world.api.call_itself(34);
+    assert!(!switch(&["both"]).await);
+    world.api.call_itself(37);
+    assert!(switch(&["both"]).await);
     assert!(!switch(&["legacy", "--node", NODE]).await);
     assert!(switch(&["--rollback", "--node", NODE]).await);
     let text = "apiVersion: gpu-bridge.dev/v1alpha1\nmode: both\noffers: {minLegacy: 1}\n";

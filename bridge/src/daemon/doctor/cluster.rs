@@ -25,7 +25,9 @@ use crate::client;
 use crate::config::{Notice, Source};
 use crate::daemon::rights::{RIGHTS, Right, WATCH_OF_CLAIMS};
 use crate::dra::DRIVER;
-use crate::migrate::{NAMES_KEPT_SINCE, has_counts_name, minor_version};
+use crate::migrate::{
+    Candidate, Mapped, MappedClass, NAMES_KEPT_SINCE, minor_version, what_comes_of,
+};
 
 /// How long the API server may take for one answer.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -52,7 +54,7 @@ pub(super) async fn examine(options: &RunOptions) -> Vec<Finding> {
     found.push(taints(&client, &options.node_name).await);
     found.extend(rights(&client, options).await);
     found.push(runtime(&client, options).await);
-    found.extend(classes(&client).await);
+    found.extend(classes(&client, minor_version(&version.minor)).await);
     found
 }
 
@@ -318,7 +320,7 @@ fn judge_runtime(runtime: String) -> Finding {
     }
 }
 
-async fn classes(client: &kube::Client) -> Vec<Finding> {
+async fn classes(client: &kube::Client, minor: Option<u32>) -> Vec<Finding> {
     let classes: Api<DeviceClass> = Api::all(client.clone());
     let classes = match asked(classes.list(&ListParams::default())).await {
         Ok(classes) => classes.items,
@@ -334,17 +336,27 @@ async fn classes(client: &kube::Client) -> Vec<Finding> {
     };
     let resource = Face::Legacy.served_name();
     let name = |class: &DeviceClass| class.metadata.name.clone().unwrap_or_default();
-    let mapping = classes.iter().filter(|class| has_counts_name(class));
-    let mut found: Vec<Finding> = mapping
-        .map(|class| {
+    let mut found = match what_comes_of(classes.iter().filter_map(Candidate::of), minor) {
+        Mapped::By(class) => mapping(&class, |what| {
             Finding::problem(
                 "DeviceClasses",
-                format!("{} has extendedResourceName: {resource}", name(class)),
+                what,
                 "the scheduler turns counted pods into claims on every node whose count is 0",
                 "take that field away, unless every node is in mode dra: migration-guide/install.md",
             )
-        })
-        .collect();
+        }),
+        Mapped::NotHere(class) => mapping(&class, |what| {
+            Finding::warning(
+                "DeviceClasses",
+                what,
+                "the scheduler of Kubernetes 1.34 turns no counted pods into claims on nodes with a device plugin, and \
+                 that of 1.35 does on every node whose count is 0",
+                "take that field away before an upgrade, unless every node is in mode dra by then: \
+                 migration-guide/older-kubernetes.md",
+            )
+        }),
+        Mapped::No | Mapped::NotKept | Mapped::Unknown => Vec::new(),
+    };
     if classes.iter().any(|class| name(class) == CLASS) {
         if found.is_empty() {
             found.push(Finding::ok(
@@ -361,6 +373,15 @@ async fn classes(client: &kube::Client) -> Vec<Finding> {
         ));
     }
     found
+}
+
+/// A finding for each class that has the name of the count.
+fn mapping(class: &MappedClass, finding: impl Fn(String) -> Finding) -> Vec<Finding> {
+    let resource = Face::Legacy.served_name();
+    let names = [&class.name].into_iter().chain(&class.passed_over);
+    names
+        .map(|name| finding(format!("{name} has extendedResourceName: {resource}")))
+        .collect()
 }
 
 #[cfg(test)]

@@ -6,11 +6,14 @@ use serde_json::{Value, json};
 
 use super::store;
 
-/// The answer, if this is such a question.
-pub(crate) fn answer(uri: &Uri) -> Option<Response> {
+/// The newest Kubernetes that the API server is like.
+pub(crate) const MINOR: u32 = 37;
+
+/// The answer of a server of this minor version, if this is such a question.
+pub(crate) fn answer(uri: &Uri, minor: u32) -> Option<Response> {
     let page = match uri.path() {
         "/version" => json!({
-            "major": "1", "minor": "37", "gitVersion": "v1.37.2", "gitCommit": "", "gitTreeState": "clean",
+            "major": "1", "minor": minor.to_string(), "gitVersion": format!("v1.{minor}.2"), "gitCommit": "", "gitTreeState": "clean",
             "buildDate": "", "goVersion": "", "compiler": "gc", "platform": "linux/amd64",
         }),
         path => resources(

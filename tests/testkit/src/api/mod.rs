@@ -56,6 +56,8 @@ struct Switches {
     starts: u64,
     reach: Reach,
     taints: Taints,
+    /// The minor version that it says it has, if another than [`about::MINOR`].
+    minor: Option<u32>,
     /// Verb and resource.
     forbidden: BTreeSet<(String, String)>,
     /// User and audience of each token that is known.
@@ -251,6 +253,11 @@ impl ApiServer {
     /// `DRADeviceTaints` gate is off.
     pub fn drop_taints(&self) {
         lock(&self.shared.switches).taints = Taints::Dropped;
+    }
+
+    /// From now on this is what the server says that it is: 34 for Kubernetes 1.34. Nothing else changes.
+    pub fn call_itself(&self, minor: u32) {
+        lock(&self.shared.switches).minor = Some(minor);
     }
 
     /// From now on requests of that verb (`get`, `list`, `watch`, `create`, `update`, `patch`, `delete`,

@@ -81,7 +81,8 @@ async fn answer(State(shared): State<Arc<Shared>>, request: Request) -> Response
         response.headers_mut().insert(header::CONNECTION, close);
         return response;
     }
-    if let Some(answer) = about::answer(&parts.uri) {
+    let minor = lock(&shared.switches).minor.unwrap_or(about::MINOR);
+    if let Some(answer) = about::answer(&parts.uri, minor) {
         return answer;
     }
     let outcome = Target::parse(&parts.uri).and_then(|target| {
