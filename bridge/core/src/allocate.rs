@@ -330,11 +330,15 @@ impl Transition {
             });
         }
         let hold = Hold::exclusive(HoldKind::Granted { id: id.clone() }, self.now.wall);
-        // One that was about to leave takes the room of another below a lowered limit.
-        self.keeping_promises(|transition| {
+        let take = |transition: &mut Self| {
             transition.pool.ledger.take(unit, hold);
             transition.turn(unit, Face::Legacy);
-        });
+        };
+        // One that was about to leave takes the room of another below a lowered limit; without a limit there is room.
+        match self.pool.settings.limits.of(Face::Legacy) {
+            Some(_) => self.keeping_promises(take),
+            None => take(self),
+        }
         self.pool
             .seen
             .answered
