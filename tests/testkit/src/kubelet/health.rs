@@ -62,41 +62,31 @@ pub(crate) async fn follow(
     }
 }
 
-async fn follow_v1(driver: &Driver, told: impl Fn(Reported)) -> Result<(), Status> {
-    let mut client = ClientV1::new(driver.channel.clone());
-    let request = health_v1::NodeWatchResourcesRequest {};
-    let mut reports = client.node_watch_resources(request).await?.into_inner();
-    while let Some(report) = reports.message().await? {
-        let devices = report.devices.into_iter().map(|device| {
-            let named = device.device.unwrap_or_default();
-            let health = DeviceHealth {
-                health: word(device.health),
-                message: device.message,
-            };
-            ((named.pool_name, named.device_name), health)
-        });
-        told(devices.collect());
-    }
-    Ok(())
+/// Follows one stream to its end. The versions of the API differ in their names alone, which are types to Rust.
+macro_rules! follow {
+    ($name:ident, $api:ident, $client:ident) => {
+        async fn $name(driver: &Driver, told: impl Fn(Reported)) -> Result<(), Status> {
+            let mut client = $client::new(driver.channel.clone());
+            let request = $api::NodeWatchResourcesRequest {};
+            let mut reports = client.node_watch_resources(request).await?.into_inner();
+            while let Some(report) = reports.message().await? {
+                let devices = report.devices.into_iter().map(|device| {
+                    let named = device.device.unwrap_or_default();
+                    let health = DeviceHealth {
+                        health: word(device.health),
+                        message: device.message,
+                    };
+                    ((named.pool_name, named.device_name), health)
+                });
+                told(devices.collect());
+            }
+            Ok(())
+        }
+    };
 }
 
-async fn follow_v1alpha1(driver: &Driver, told: impl Fn(Reported)) -> Result<(), Status> {
-    let mut client = ClientV1alpha1::new(driver.channel.clone());
-    let request = health_v1alpha1::NodeWatchResourcesRequest {};
-    let mut reports = client.node_watch_resources(request).await?.into_inner();
-    while let Some(report) = reports.message().await? {
-        let devices = report.devices.into_iter().map(|device| {
-            let named = device.device.unwrap_or_default();
-            let health = DeviceHealth {
-                health: word(device.health),
-                message: device.message,
-            };
-            ((named.pool_name, named.device_name), health)
-        });
-        told(devices.collect());
-    }
-    Ok(())
-}
+follow!(follow_v1, health_v1, ClientV1);
+follow!(follow_v1alpha1, health_v1alpha1, ClientV1alpha1);
 
 fn word(health: i32) -> &'static str {
     match health {
