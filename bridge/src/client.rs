@@ -23,7 +23,7 @@ const PAGE_SIZE: u32 = 500;
 /// Pages of one kind that are read: five million objects. A server that never comes to an end is not followed.
 const PAGES: usize = 10_000;
 
-/// A kubeconfig that can't be used. Parsers quote the line that they stumble over, and an exec plugin may have written
+/// A kubeconfig that can't be used, or not by this build. Parsers quote the line that they stumble over, and an exec plugin may have written
 /// anything before it failed: that may be a token, so neither is told.
 #[derive(Debug, thiserror::Error)]
 pub enum Wrong {
@@ -48,6 +48,12 @@ pub enum Wrong {
         /// The file.
         path: PathBuf,
     },
+    /// The API server speaks HTTPS, and this program does not.
+    #[error(
+        "the API server is to be asked by HTTPS, and this gpu-bridge was built without it, as `make demo` builds it: use \
+         the image, or build it with the feature tls, which `cargo build --release -p gpu-bridge` has"
+    )]
+    NoTls,
 }
 
 /// The API server could not be asked, or did not do what it was asked.
@@ -63,7 +69,11 @@ pub(crate) async fn of_daemon(kubeconfig: Option<&Path>) -> anyhow::Result<kube:
     let Some(path) = kubeconfig else {
         let config = kube::Config::incluster()
             .context("no --kubeconfig was given, and this is no pod with a service account")?;
-        return kube::Client::try_from(config).context("the Kubernetes client could not be made");
+        return kube::Client::try_from(config).map_err(|error| {
+            no_client(&error, || {
+                anyhow::anyhow!("the Kubernetes client could not be made: {error}")
+            })
+        });
     };
     let unusable = |error: KubeconfigError| {
         if let KubeconfigError::Parse(error) = error {
@@ -79,11 +89,23 @@ pub(crate) async fn of_daemon(kubeconfig: Option<&Path>) -> anyhow::Result<kube:
     let config = kube::Config::from_custom_kubeconfig(file, &KubeConfigOptions::default())
         .await
         .map_err(unusable)?;
-    kube::Client::try_from(config).map_err(|_says_what_it_was_given| {
-        anyhow::Error::from(Wrong::Credentials {
-            path: path.to_owned(),
+    kube::Client::try_from(config).map_err(|error| {
+        no_client(&error, || {
+            anyhow::Error::from(Wrong::Credentials {
+                path: path.to_owned(),
+            })
         })
     })
+}
+
+/// What is told when no client could be made. Beside what this build lacks it is `otherwise`: the library's own words
+/// may have in them what it was given.
+fn no_client(error: &kube::Error, otherwise: impl FnOnce() -> anyhow::Error) -> anyhow::Error {
+    if let kube::Error::TlsRequired = error {
+        anyhow::Error::from(Wrong::NoTls)
+    } else {
+        otherwise()
+    }
 }
 
 /// For a verb, with the credentials of whoever runs it: by the kubeconfig, or else as kubectl finds its own (`KUBECONFIG`,
@@ -108,11 +130,10 @@ pub(crate) async fn of_caller(kubeconfig: Option<&Path>) -> Result<kube::Client,
                 .to_owned(),
         ));
     };
-    kube::Client::try_from(config).map_err(|_says_what_it_was_given| {
-        unusable(
-            "the credentials of the kubeconfig can't be used; see what `kubectl get nodes` says"
-                .to_owned(),
-        )
+    kube::Client::try_from(config).map_err(|error| {
+        let words =
+            "the credentials of the kubeconfig can't be used; see what `kubectl get nodes` says";
+        unusable(no_client(&error, || anyhow::anyhow!(words)).to_string())
     })
 }
 
@@ -161,4 +182,29 @@ where
         what: format!("{plural} can't be listed"),
         why: format!("the API server has more than {PAGES} pages of them"),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_build_without_tls_says_so_and_not_that_the_credentials_are_wrong() {
+        let told = |error: kube::Error| {
+            let credentials = || anyhow::anyhow!("credentials");
+            no_client(&error, credentials).to_string()
+        };
+        let said = told(kube::Error::TlsRequired);
+        for words in [
+            "built without it",
+            "the feature tls",
+            "cargo build --release",
+        ] {
+            assert!(said.contains(words), "{said}");
+        }
+        let other = kube::Error::ProxyProtocolUnsupported {
+            proxy_url: Box::new("ftp://proxy".parse().unwrap()),
+        };
+        assert_eq!(told(other), "credentials");
+    }
 }
