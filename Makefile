@@ -39,8 +39,8 @@ e2e: setup cluster-build ## the tests on real Kubernetes alone
 e2e-containerd: setup cluster-build ## the same on containerd and runc: needs root and a C compiler, 4 minutes from cold
 	@tests/cluster/build-containerd.sh && cargo test -p gpu-bridge --test e2e -- --ignored --nocapture containerd::
 
-image: setup cluster-build ## build the image, and let containerd start it as the DaemonSet says: needs root and Debian's buildah; half an hour from cold
-	@tests/cluster/build-containerd.sh && tests/image.sh
+image: ## build the image, and let containerd start it as the DaemonSet says: needs root and Debian's buildah; half an hour from cold
+	@tests/image.sh
 
 churn: setup cluster-build ## measure one load: SEED=1 PODS=200 LOAD=high DAEMON=bridge, see tests/bench/README.md
 	@cargo test -p gpu-bridge --test e2e --no-run

@@ -4,28 +4,46 @@
 # README's commands in it.
 #
 # Needs root, and Debian's buildah and mmdebstrap, which are installed where
-# apt-get can. An optimised build is most of it: a quarter of an hour on two
-# cores, or some minutes with IMAGE_QUICK=1, which leaves the optimisation out.
+# apt-get can; what else is missing is said at once, before anything is built.
+# The cluster is built first, if it is not yet. An optimised build is most of
+# it: a quarter of an hour on two cores, or some minutes with IMAGE_QUICK=1,
+# which leaves the optimisation out.
 # Where the two images that the Dockerfile begins with can't be pulled, others
 # take their places, made of Debian's packages and this machine's Rust.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
+# Two base images, the build in one of them and the archive: an estimate, on the safe side.
+ROOM_MB=8000
+
 tell() { echo "image.sh: $*" >&2; }
-if [ "$(id -u)" != 0 ]; then
-  tell "this needs root: containers and file systems are made"
-  exit 1
-fi
+lacks=()
+[ "$(id -u)" = 0 ] || lacks+=("root: containers and file systems are made")
+for program in cargo go "${CC:-cc}"; do
+  command -v "$program" > /dev/null || lacks+=("$program: see tests/setup.sh")
+done
 missing=()
 for program in buildah mmdebstrap; do
   command -v $program > /dev/null || missing+=($program)
 done
+if [ ${#missing[@]} -gt 0 ] && ! command -v apt-get > /dev/null; then
+  lacks+=("${missing[*]}: install them")
+fi
+free=$(df -Pm /var/tmp | awk 'END { print $4 }')
+[ "$free" -ge $ROOM_MB ] || lacks+=("room: /var/tmp has $free MB free, and the image and its build take up to $ROOM_MB")
+if [ ${#lacks[@]} -gt 0 ]; then
+  tell "this machine lacks:"
+  printf '  %s\n' "${lacks[@]}" >&2
+  exit 1
+fi
 if [ ${#missing[@]} -gt 0 ]; then
   if ! { apt-get update -qq && apt-get install -y -qq --no-install-recommends "${missing[@]}"; }; then
-    tell "this machine lacks ${missing[*]}: install them"
+    tell "${missing[*]} can't be installed by apt-get: see above"
     exit 1
   fi
 fi
+tests/setup.sh
+tests/cluster/build-containerd.sh
 
 work=$(mktemp -d /var/tmp/gb-image.XXXXXX)
 storage=(--root "$work/storage" --runroot "$work/run")
