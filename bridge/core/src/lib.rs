@@ -86,7 +86,7 @@ pub use id::{
 pub use inventory::Inventory;
 pub use ledger::{Access, Ledger, Preparation, PreparedDevice, Side, UnitKind, UnitRecord};
 pub use lost_race::NotEvicted;
-pub use offers::{ClaimOffer, CountedOffer, Health, Offers};
+pub use offers::{ClaimOffer, CountedOffer, Health, Offers, SliceWanted};
 pub use pool::{Pool, Presence, Standing, Transition};
 pub use prepare::{ClaimedDevice, PrepareOutcome, PrepareRequest};
 pub use refusal::{HolderKind, Refusal};

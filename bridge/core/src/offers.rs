@@ -54,6 +54,17 @@ pub struct ClaimOffer {
     pub held_by_claim: bool,
 }
 
+/// What becomes of the devices where there is no slice yet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum SliceWanted {
+    /// One is made.
+    #[default]
+    Made,
+    /// None is made: the face is closed, and while it is not known who has what a slice of before is tainted and kept,
+    /// since its claims may be in use.
+    Kept,
+}
+
 /// What both faces show.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Offers {
@@ -69,6 +80,8 @@ pub struct Offers {
     /// All devices, in the same order; `None`: no slice at all, because the face is closed, nothing holds it
     /// and nobody is evicted.
     pub claims: Option<Vec<ClaimOffer>>,
+    /// What becomes of them where there is no slice yet.
+    pub slice: SliceWanted,
     /// How the units are connected, as far as it is known: what is asked for together is picked by it.
     pub topology: Arc<Topology>,
 }
@@ -83,6 +96,7 @@ impl Pool {
             clear: self.seen.motion.clear,
             counted: self.counted_offers(),
             claims: self.claim_offers(),
+            slice: self.slice_wanted(),
             topology: Arc::clone(&self.seen.topology),
         }
     }
@@ -127,10 +141,23 @@ impl Pool {
         carried || known
     }
 
-    fn claim_offers(&self) -> Option<Vec<ClaimOffer>> {
+    /// Whether the slice is for nobody, as far as the ledger knows.
+    fn is_slice_idle(&self) -> bool {
         let closed = !self.settings.mode.opens(Face::Dra);
         let used = self.held_through(Face::Dra) > 0 || !self.ledger.prepared.is_empty();
-        if closed && !used && !self.evicts_any() && self.standing == Standing::Serving {
+        closed && !used && !self.evicts_any()
+    }
+
+    fn slice_wanted(&self) -> SliceWanted {
+        if self.is_slice_idle() {
+            SliceWanted::Kept
+        } else {
+            SliceWanted::Made
+        }
+    }
+
+    fn claim_offers(&self) -> Option<Vec<ClaimOffer>> {
+        if self.is_slice_idle() && self.standing == Standing::Serving {
             return None;
         }
         let on_offer = self.on_offer(Face::Dra);

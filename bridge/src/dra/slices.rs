@@ -13,7 +13,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use bridge_core::{ClaimOffer, DeviceName, Mode, NAME_LIMIT, Offers, TaintEffect, UnitId};
+use bridge_core::{
+    ClaimOffer, DeviceName, Mode, NAME_LIMIT, Offers, SliceWanted, TaintEffect, UnitId,
+};
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::resource::v1::{Device, ResourcePool, ResourceSlice, ResourceSliceSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
@@ -166,7 +168,7 @@ pub async fn run(
             }
             let wanted = Arc::clone(&offers.borrow_and_update());
             publisher.mode = wanted.mode;
-            if publisher.publish(wanted.claims.as_deref()).await {
+            if publisher.publish(&wanted).await {
                 let open = open_units(&wanted);
                 shown.send_if_modified(|before| {
                     let changed = before.as_ref() != Some(&open);
@@ -291,14 +293,15 @@ impl Publisher {
     }
 
     /// Whether the API shows now what is wanted.
-    async fn publish(&mut self, wanted: Option<&[ClaimOffer]>) -> bool {
+    async fn publish(&mut self, wanted: &Offers) -> bool {
         if self.known.is_none() {
             return false;
         }
         self.again = None;
-        let done = match wanted {
-            None => self.withdraw().await,
-            Some(offers) => self.bring_about(offers).await,
+        let makes_none = wanted.slice == SliceWanted::Kept && self.keeper().is_none();
+        let done = match &wanted.claims {
+            Some(offers) if !makes_none => self.bring_about(offers).await,
+            Some(_) | None => self.withdraw().await,
         };
         match done {
             Ok(Some(state)) => {

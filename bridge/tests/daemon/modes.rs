@@ -22,6 +22,8 @@ async fn mode_legacy_shows_all_ids_and_no_slice() {
     shows(&world, 4, &[]).await;
     assert_eq!(world.slice(), None);
     world.run_counted("a", 4).await;
+    // Not even for a moment: schedulers read each write.
+    assert_eq!(world.api.count("create", "resourceslices"), 0);
 }
 
 #[tokio::test]

@@ -5,7 +5,9 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use bridge_core::{ClaimOffer, DeviceName, Gpu, Mode, Offers, Taint, TaintReason, UnitId};
+use bridge_core::{
+    ClaimOffer, DeviceName, Gpu, Mode, Offers, SliceWanted, Taint, TaintReason, UnitId,
+};
 use expect_test::expect;
 use gpu_bridge::dra::{PublishState, TaintSupport, slices};
 use gpu_bridge::metrics::Metrics;
@@ -712,6 +714,29 @@ async fn a_closed_face_has_no_slice() {
     publishing.offer(Some(Vec::new()));
     publishing.until_published().await;
     publishing.until_devices(&[]).await;
+}
+
+#[tokio::test]
+async fn while_nobody_knows_who_has_what_a_closed_face_makes_no_slice_and_taints_the_one_of_before()
+{
+    let unknown = Offers {
+        slice: SliceWanted::Kept,
+        ..offers(Some(vec![offer(0, Some(TaintReason::Closed))]))
+    };
+    let mut publishing = Publishing::start(api().await, None);
+    let withdrawn = |state: &PublishState| *state == PublishState::Withdrawn;
+    publishing.until(withdrawn).await;
+    publishing.offers.send_replace(Arc::new(unknown.clone()));
+    publishing.until_shown(&[]).await;
+    assert_eq!(publishing.writes(), [0, 0, 0]);
+    publishing.offer(Some(vec![offer(0, None)]));
+    publishing.until_devices(&[("gpu-0", None)]).await;
+    publishing.offers.send_replace(Arc::new(unknown));
+    let tainted = [("gpu-0", Some("Closed"))];
+    publishing.until_devices(&tainted).await;
+    publishing.offer(None);
+    publishing.until(withdrawn).await;
+    assert_eq!(publishing.writes(), [1, 1, 1]);
 }
 
 #[tokio::test]
