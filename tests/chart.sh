@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # chart.sh: renders the Helm chart with Helm's own engine, and compares it with manifests/base.
+# CHART_WRITE_TO=FOLDER writes what comes of each set of values in chart/values.
 # Needs only Go; a minute from cold.
 set -euo pipefail
 cd "$(dirname "$0")/chart"

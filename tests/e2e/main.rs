@@ -15,6 +15,7 @@
 
 mod adoption;
 mod arrivals;
+mod chart;
 mod churn;
 mod config_map;
 mod conflicts;

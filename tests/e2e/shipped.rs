@@ -21,11 +21,11 @@ use crate::versions;
 use crate::world::{Setup, World, repository};
 
 /// Namespace, and name of everything in it.
-const NAME: &str = "gpu-bridge";
+pub const NAME: &str = "gpu-bridge";
 /// Where the daemon serves HTTP if nobody says otherwise; the shipped pod does not.
-const HTTP: &str = "127.0.0.1:9494";
+pub const HTTP: &str = "127.0.0.1:9494";
 /// From the DaemonSet until its container is asked for, and then until the daemon is ready, on two busy cores.
-const STARTED: Duration = Duration::from_secs(60);
+pub const STARTED: Duration = Duration::from_secs(60);
 /// From a change of the ConfigMap until the node has it: a kubelet that looks every two seconds, and two busy cores.
 const BROUGHT: Duration = Duration::from_secs(60);
 /// The program in the container.
@@ -100,7 +100,17 @@ pub fn install(
     stand_ins: BTreeMap<&str, PathBuf>,
     change: impl FnOnce(&mut Value),
 ) -> Value {
-    let mut objects = rendered(&manifests().join("overlays").join(overlay));
+    let objects = rendered(&manifests().join("overlays").join(overlay));
+    install_objects(world, objects, stand_ins, change)
+}
+
+/// The same with these objects.
+pub fn install_objects(
+    world: &World,
+    mut objects: Vec<Value>,
+    stand_ins: BTreeMap<&str, PathBuf>,
+    change: impl FnOnce(&mut Value),
+) -> Value {
     let mut is_set = objects.iter_mut().filter(|it| it["kind"] == "DaemonSet");
     let set = is_set.next().expect("there is a DaemonSet");
     let pod = &mut set["spec"]["template"]["spec"];
@@ -142,8 +152,8 @@ pub fn of_the_server(state: &Path) -> [(&'static str, String); 2] {
 }
 
 /// The daemon's container, as the kubelet has asked the runtime for it.
-struct Container {
-    asked: Config,
+pub struct Container {
+    pub asked: Config,
     world_state: PathBuf,
     root: PathBuf,
     mounts: PathBuf,
@@ -151,7 +161,7 @@ struct Container {
 
 impl Container {
     /// Waits for it.
-    async fn of(world: &World) -> Self {
+    pub async fn of(world: &World) -> Self {
         let asked = |world: &World| {
             let lines = world.record().lines.into_iter();
             let mut its = lines.filter(|line| line.pod.namespace == NAME);
@@ -213,7 +223,7 @@ impl Container {
 
     /// The program with these arguments in such a container. Its environment is what the kubelet gave it; only the
     /// address of the API server is the real one, since no proxy leads there from the address of the service.
-    fn command(&self, arguments: &[String]) -> Command {
+    pub fn command(&self, arguments: &[String]) -> Command {
         let ready = read_ready(&self.world_state);
         let mut environment = self.asked.envs.clone();
         for (variable, value) in of_the_server(&self.world_state) {
@@ -249,7 +259,7 @@ impl Container {
     }
 
     /// What `kubectl exec` of a verb would answer.
-    fn exec(&self, verb: &[&str]) -> Output {
+    pub fn exec(&self, verb: &[&str]) -> Output {
         let verb: Vec<String> = verb.iter().map(|&word| word.to_owned()).collect();
         let mut command = self.command(&verb);
         command
@@ -270,7 +280,7 @@ pub async fn label(world: &World) {
 }
 
 /// Edits the ConfigMap, as an admin does.
-async fn switch(world: &World, mode: &str) {
+pub async fn switch(world: &World, mode: &str) {
     let maps: Api<ConfigMap> = Api::namespaced(world.client.clone(), NAME);
     let text = format!("apiVersion: gpu-bridge.dev/v1alpha1\nmode: {mode}\n");
     let change = json!({"data": {"config.yaml": text}});
