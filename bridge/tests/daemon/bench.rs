@@ -16,19 +16,17 @@ use bridge_nvml::{Options, Session};
 use futures::future::join_all;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::{Api, Client};
-use testkit::Pod;
 
 use crate::calls::Plugin;
+use crate::idle::{self, LISTED};
 use crate::process::gpu_bridge;
 use crate::restart_time;
-use crate::world::{NAMESPACE, RESOURCE, SOON, World, calm, from_environment};
+use crate::world::{NAMESPACE, RESOURCE, SOON, World, from_environment};
 
 /// GPUs of a usual node.
 const GPUS: u32 = 8;
 /// GPUs of a large one.
 const MANY: u32 = 16;
-/// Pods that the kubelet lists on a node in use.
-const LISTED: u32 = 30;
 /// Questions for a preference in each round.
 const QUESTIONS: u64 = 20;
 /// Changes of the configuration in each round.
@@ -373,32 +371,7 @@ async fn calls(page: &mut Page, rounds: u64) {
 /// Memory, CPU and requests of a node where nothing happens, with pods that hold GPUs and with none that does.
 async fn idle(page: &mut Page, seconds: u64) {
     for holding in [0, GPUS / 2] {
-        let mut world = World::new(GPUS).await;
-        // With the right to change the count, as a node has it, and limits, so that nothing moves.
-        world.api.allow("patch", "nodes/status");
-        world.configure("mode: both\nlimits: {legacy: 4, dra: 4}\n");
-        let mut world = world.started().await;
-        for number in 0..holding {
-            world.run_counted(&format!("counted-{number}"), 1).await;
-            let device = format!("gpu-{number}");
-            world.run_claimant(&device, &device).await;
-        }
-        for number in 2 * holding..LISTED {
-            let (name, uid) = (format!("other-{number}"), format!("uid-{number}"));
-            let pod = Pod::new(NAMESPACE, &name, &uid).app("main", RESOURCE, 0);
-            world
-                .kubelet()
-                .admit(pod)
-                .await
-                .expect("it asks for nothing");
-            world.kubelet().run(&uid).await.expect("it runs");
-        }
-        world.readyz().await;
-        let two_seconds = Duration::from_secs(2);
-        calm("the last request is answered", two_seconds, async || {
-            world.requests()
-        })
-        .await;
+        let world = idle::node(holding).await;
         let process = format!("/proc/{}", world.daemon().pid().as_raw_nonzero());
         let process = Path::new(&process);
         let (cpu, before) = (cpu(process), world.api.counts());
@@ -430,16 +403,9 @@ fn since_then(world: &World, before: &BTreeMap<(String, String), u64>) -> BTreeM
     world.api.counts().iter().filter_map(more).collect()
 }
 
-/// The time that all threads of a process have run, to the nanosecond.
+/// The time that all threads of a process have run.
 fn cpu(process: &Path) -> Duration {
-    let threads = fs::read_dir(process.join("task")).expect("the process runs");
-    let of_thread = |folder: &Path| -> u64 {
-        let text = fs::read_to_string(folder.join("schedstat")).unwrap_or_default();
-        let first = text.split_whitespace().next();
-        first.and_then(|it| it.parse().ok()).unwrap_or(0)
-    };
-    let threads = threads.filter_map(Result::ok);
-    Duration::from_nanos(threads.map(|it| of_thread(&it.path())).sum())
+    idle::threads(process).values().map(|(_, ran)| *ran).sum()
 }
 
 /// The number behind a key of `/proc/…/status`.

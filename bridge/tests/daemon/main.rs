@@ -37,6 +37,7 @@ mod gpus;
 mod h100;
 #[path = "../common/http.rs"]
 mod http;
+mod idle;
 mod kills;
 mod kubelet;
 mod ledger;
