@@ -18,6 +18,7 @@ pub mod daemon;
 pub mod device_plugin;
 pub mod dra;
 pub mod events;
+pub mod folders;
 pub mod follow;
 pub mod inventory;
 pub mod metrics;

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// Modules of `bridge/src`, and which others each may import. The table of ARCHITECTURE.md, as data.
-const MODULES: [(&str, &[&str]); 19] = [
+const MODULES: [(&str, &[&str]); 20] = [
     // The verbs `ledger` and `check-config` read one file each, without a daemon.
     (
         "cli",
@@ -29,6 +29,7 @@ const MODULES: [(&str, &[&str]); 19] = [
             "device_plugin",
             "dra",
             "events",
+            "folders",
             "follow",
             "inventory",
             "metrics",
@@ -47,14 +48,19 @@ const MODULES: [(&str, &[&str]); 19] = [
     // The durable replacement of a file is in `store`.
     ("cdi", &["store"]),
     ("inventory", &["metrics"]),
-    ("config", &["follow", "metrics"]),
-    ("device_plugin", &["arbiter", "follow", "uds", "metrics"]),
-    ("dra", &["arbiter", "follow", "uds", "metrics"]),
+    ("config", &["folders", "follow", "metrics"]),
+    (
+        "device_plugin",
+        &["arbiter", "folders", "follow", "uds", "metrics"],
+    ),
+    ("dra", &["arbiter", "folders", "follow", "uds", "metrics"]),
+    // Whatever the files are.
+    ("folders", &[]),
     // List and watch of whatever kind: it names no object.
     ("follow", &[]),
     ("client", &["follow"]),
     ("usage", &["arbiter", "follow", "uds"]),
-    ("rivals", &["arbiter", "uds"]),
+    ("rivals", &["arbiter", "folders", "uds"]),
     ("uds", &[]),
     ("admin", &["arbiter", "metrics", "uds"]),
     ("metrics", &[]),

@@ -11,17 +11,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bridge_core::Mode;
-use notify::{RecommendedWatcher, RecursiveMode, Watcher as _};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
 use super::load::{self, Error};
 use super::profile::{LABEL, Label};
 use super::{Config, Document};
+use crate::folders::{Folders, Why};
 
-/// How often the file is read without an event: not every file system tells, and a folder can be mounted anew.
-const LOOK_PERIOD: Duration = Duration::from_secs(10);
 /// So long after an event the file is read: who writes it in steps is done by then.
 const WRITING: Duration = Duration::from_millis(100);
 
@@ -223,40 +221,22 @@ pub fn read(path: &Path) -> io::Result<String> {
 
 /// Follows the file until it is told to stop.
 pub async fn follow<K: Fn(&str)>(path: PathBuf, mut taker: Taker<K>, stop: CancellationToken) {
-    let (told, mut events) = mpsc::channel(1);
-    let _watcher = watch_folder(&path, told);
-    let mut looks = tokio::time::interval(LOOK_PERIOD);
-    looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let folder = path.parent().map(Path::to_owned);
+    // A volume of a ConfigMap changes a link beside the file.
+    let mut folders = Folders::new(folder, |_| true);
     loop {
         tokio::select! {
             () = stop.cancelled() => return,
-            _ = looks.tick() => {}
             () = taker.relabelled() => continue,
-            Some(()) = events.recv() => tokio::select! {
-                () = stop.cancelled() => return,
-                () = tokio::time::sleep(WRITING) => {}
+            why = folders.changed() => if why == Why::Changed {
+                tokio::select! {
+                    () = stop.cancelled() => return,
+                    () = tokio::time::sleep(WRITING) => {}
+                }
             },
         }
         taker.take(load::read(&path));
     }
-}
-
-/// Tells when something in the file's folder changes, for as long as the watcher lives.
-fn watch_folder(path: &Path, told: mpsc::Sender<()>) -> Option<RecommendedWatcher> {
-    let folder = path.parent()?;
-    let watcher = notify::recommended_watcher(move |_| {
-        // One that waits already is as good as another.
-        let _ = told.try_send(());
-    });
-    let watched = watcher.and_then(|mut watcher| {
-        watcher.watch(folder, RecursiveMode::NonRecursive)?;
-        Ok(watcher)
-    });
-    watched
-        .inspect_err(|error| {
-            warn!(%error, folder = %folder.display(), "the configuration's folder can't be watched; the file is read every few seconds instead");
-        })
-        .ok()
 }
 
 /// Takes what a source and the node's label show, and says what is in force.

@@ -8,7 +8,6 @@
 //! Source of the protocol: kubernetes v1.37.2, `pkg/kubelet/cm/devicemanager`.
 
 mod endpoint;
-mod folder;
 mod node_status;
 mod register;
 mod service;

@@ -16,9 +16,9 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::endpoint::Endpoint;
-use super::folder::FolderWatch;
 use super::{ListNow, RESOURCE, Settings, wire};
 use crate::arbiter::Handle;
+use crate::folders::Folders;
 use crate::uds::{self, Identity, Throttle};
 
 /// The time limit of `Register`: the kubelet dials our socket within the call, and gives up on that earlier.
@@ -132,7 +132,7 @@ pub async fn run(
         }
     }
     let mut plugin = Plugin {
-        watch: FolderWatch::new(settings.folder.clone()),
+        watch: Folders::new([settings.folder.clone()], uds::is_socket_name),
         settings,
         anew: handle.registers_anew(Face::Legacy),
         handle,
@@ -194,7 +194,7 @@ struct Plugin {
     handle: Handle,
     list_now: ListNow,
     state: watch::Sender<RegistrationState>,
-    watch: FolderWatch,
+    watch: Folders,
     serial: u32,
     started: u64,
     pause: Pause,
@@ -299,7 +299,7 @@ impl Plugin {
             if let Some(withheld) = self.trouble.pass() {
                 tracing::warn!(socket = %socket.display(), withheld, "there is no kubelet: waiting for it");
             }
-            self.watch.changed().await;
+            let _ = self.watch.changed().await;
         }
     }
 
@@ -368,7 +368,7 @@ impl Plugin {
                 STREAM_GRACE.saturating_sub(since.elapsed())
             });
             tokio::select! {
-                () = self.watch.changed() => {}
+                _ = self.watch.changed() => {}
                 _ = streams.changed() => {}
                 // While a successor has the ledger it is the one that is to be called.
                 Ok(()) = self.anew.changed() => if self.owns() {
@@ -434,7 +434,7 @@ impl Plugin {
                 return;
             }
             tokio::select! {
-                () = self.watch.changed() => {}
+                _ = self.watch.changed() => {}
                 () = sleep_for(left) => {}
             }
             if Identity::of(&socket).is_some_and(|now| now != kubelet) {

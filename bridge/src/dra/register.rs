@@ -13,7 +13,7 @@ use bridge_core::{Face, PodUid};
 use dra_proto::registration;
 use kube::Client;
 use tokio::sync::{Notify, watch};
-use tokio::time::{Instant, sleep_until};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, info, warn};
 
@@ -22,9 +22,10 @@ use super::service::Service;
 use super::successor::Successors;
 use super::{DRIVER, chain, wire};
 use crate::arbiter::Handle;
+use crate::folders::{Folders, WATCHED};
 use crate::uds;
 
-/// How often the socket files are looked at. Somebody who removes one waits this long; a stat costs nothing.
+/// How often a socket that is not there is tried to be made. One that somebody removes is noticed by an event.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// Pause before registering again after the kubelet said no; it doubles with each no.
@@ -67,6 +68,13 @@ impl Place {
     pub fn registration_socket(&self) -> PathBuf {
         let name = uds::registration_socket_name(DRIVER, self.pod.as_ref().map(PodUid::as_str));
         self.registry().join(name)
+    }
+
+    /// The folders of both sockets.
+    fn folders(&self) -> Vec<PathBuf> {
+        let service = self.service_socket();
+        let own = service.parent().map(Path::to_owned);
+        own.into_iter().chain([self.registry()]).collect()
     }
 
     fn registry(&self) -> PathBuf {
@@ -209,11 +217,13 @@ impl Sockets {
         let refused = Arc::clone(&self.registrar.refused);
         let mut pause = REFUSED_FIRST;
         let mut register_at = Instant::now();
+        let mut folders = Folders::new(self.place.folders(), uds::is_socket_name);
         loop {
             self.look(register_at)?;
             if *self.registrar.state.borrow() == RegistrationState::Registered {
                 pause = REFUSED_FIRST;
             }
+            let look_in = self.pause();
             tokio::select! {
                 () = shutdown.cancelled() => return Ok(()),
                 () = refused.notified() => {
@@ -227,8 +237,17 @@ impl Sockets {
                     self.registration_listener.close();
                     register_at = Instant::now() + REFUSED_FIRST;
                 }
-                () = sleep_until(Instant::now() + LOOK) => {}
+                _ = folders.changed_within(look_in) => {}
             }
+        }
+    }
+
+    /// How long nothing needs to be done.
+    fn pause(&self) -> Duration {
+        if self.service_listener.is_open() && self.registration_listener.is_open() {
+            WATCHED
+        } else {
+            LOOK
         }
     }
 

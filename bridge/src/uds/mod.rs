@@ -18,8 +18,8 @@ pub use connect::{channel, is_answer};
 pub use incoming::Incoming;
 pub use names::{
     device_plugin_socket_name, is_device_plugin_socket_name, is_registration_socket_name,
-    newest_device_plugin_socket, own_admin_socket, registration_socket_name, sweep_admin_sockets,
-    sweep_device_plugin_sockets, sweep_registration_sockets,
+    is_socket_name, newest_device_plugin_socket, own_admin_socket, registration_socket_name,
+    sweep_admin_sockets, sweep_device_plugin_sockets, sweep_registration_sockets,
 };
 pub use peer::{Identity, Listener, listener};
 pub use throttle::Throttle;

@@ -1,5 +1,6 @@
 //! Names of our sockets in the kubelet's folders, and the sweep of those that a dead process left there.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -36,6 +37,12 @@ pub fn registration_socket_name(driver: &str, instance: Option<&str>) -> String 
 #[must_use]
 pub fn device_plugin_socket_name(instance: &str, started_unix_seconds: u64, serial: u32) -> String {
     format!("{DEVICE_PLUGIN_PREFIX}{instance}-{started_unix_seconds:x}-{serial}{SOCKET_SUFFIX}")
+}
+
+/// Whether a file of this name is a socket by its end.
+#[must_use]
+pub fn is_socket_name(name: &OsStr) -> bool {
+    name.as_encoded_bytes().ends_with(SOCKET_SUFFIX.as_bytes())
 }
 
 /// Whether a name in the device plugin folder is of a gpu-bridge, whichever.
