@@ -16,6 +16,7 @@ mod sockets;
 mod view;
 
 use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -23,10 +24,11 @@ use std::time::Duration;
 
 use bridge_core::{Face, Rival};
 use futures::future::BoxFuture;
-use tokio::time::{Instant, MissedTickBehavior, interval};
+use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
 use crate::arbiter::{self, Handle, Observation, Told};
+use crate::folders::{Folders, WATCHED, Why};
 use sockets::{Folder, Kind};
 use view::{Verdict, View};
 
@@ -36,12 +38,23 @@ const RESOURCE: &str = Face::Legacy.served_name();
 /// The DRA driver of claim pods.
 const DRIVER: &str = Face::Dra.served_name();
 
-/// How often the two folders are read. A plugin makes its socket before it registers, so the sooner it is seen the
-/// fewer calls it gets; two small folders cost nothing.
+/// How often the two folders are read while somebody comes, is there, or may be. A plugin makes its socket before it
+/// registers, so the sooner it is seen the fewer calls it gets. Otherwise they are read when something in them changes,
+/// and each [`WATCHED`].
 const LOOK: Duration = Duration::from_millis(500);
 
-/// How often the kubelet is asked what it counts. It answers from memory.
+/// So long after a change they are not read: whoever makes a socket listens on it by then.
+const SETTLE: Duration = Duration::from_millis(20);
+
+/// For so long after a change somebody may be about to come.
+const WATCHFUL: Duration = Duration::from_secs(10);
+
+/// How often the kubelet is asked what it counts, in that time and until it counts what we list.
 const ASK_KUBELET: Duration = Duration::from_secs(2);
+
+/// The same at any other time. The kubelet writes a file into the device plugin folder when it takes a list (kubernetes
+/// v1.37.2, `genericDeviceUpdateCallback` in `pkg/kubelet/cm/devicemanager`), so this is for folders that tell nothing.
+const ASK_KUBELET_CALM: Duration = Duration::from_secs(30);
 
 /// So long after a rival has come the device plugin registers after it: at once, and again in case the rival was slow.
 const PLUGIN_AFTER_RIVAL: [Duration; 3] = [
@@ -102,6 +115,10 @@ pub struct Lookout {
     registry: Folder,
     view: View,
     asked_kubelet: Option<Instant>,
+    /// The kubelet counted what we list when it was asked last.
+    agrees: bool,
+    /// When something changed last.
+    news: Instant,
     /// What the kubelet counts against our list and no socket explains.
     unexplained: Option<Rival>,
     legacy: Anew,
@@ -117,6 +134,18 @@ struct Anew {
     pause: Option<Duration>,
     /// The sockets of rivals at the last look.
     known: BTreeSet<PathBuf>,
+}
+
+impl Anew {
+    /// Whether nothing is to come, and no rival is there.
+    fn is_done(&self) -> bool {
+        self.due.is_empty() && self.known.is_empty()
+    }
+}
+
+/// What a plugin or the kubelet writes for others to see: the kubelet's temporary files begin with a dot.
+fn is_of_interest(name: &OsStr) -> bool {
+    !name.as_encoded_bytes().starts_with(b".")
 }
 
 /// Looks once which sockets in the two folders are of our names and not ours. What has no socket, a list at the kubelet
@@ -137,6 +166,8 @@ impl Lookout {
             registry: Folder::new(places.registry.clone(), Kind::Registry),
             view: View::default(),
             asked_kubelet: None,
+            agrees: false,
+            news: Instant::now(),
             unexplained: None,
             legacy: Anew::default(),
             dra: Anew::default(),
@@ -171,8 +202,7 @@ impl Lookout {
         let (counted, claims) = (of(Face::Legacy), of(Face::Dra));
         self.register_after(Face::Legacy, counted);
         self.register_after(Face::Dra, claims);
-        let contested = !self.handle.status().borrow().rivals.is_empty();
-        if contested || !rivals.is_empty() {
+        if self.contested() || !rivals.is_empty() {
             // What could not be saved is told anew with the next look.
             let (Told::Taken | Told::NotTaken(_)) =
                 self.handle.tell(Observation::Rivals(rivals)).await?;
@@ -185,23 +215,61 @@ impl Lookout {
     /// # Errors
     /// As [`Lookout::look`].
     pub async fn run(mut self, stop: CancellationToken) -> Result<(), arbiter::Error> {
-        let mut ticks = interval(LOOK);
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut folders = Folders::new(self.folders(), is_of_interest);
+        let mut offers = self.handle.offers();
         loop {
-            tokio::select! {
+            let pause = self.pause();
+            let changed = tokio::select! {
                 () = stop.cancelled() => return Ok(()),
-                _ = ticks.tick() => {}
+                why = folders.changed_within(pause) => why == Why::Changed,
+                Ok(()) = offers.changed() => true,
+            };
+            if changed {
+                self.news = Instant::now();
+                tokio::select! {
+                    () = stop.cancelled() => return Ok(()),
+                    () = sleep(SETTLE) => {}
+                }
             }
             if self.handle.successor().borrow().is_some() {
                 // The successor looks, and the kubelet counts what it lists.
                 self.view.reset();
+                self.agrees = false;
                 continue;
             }
             tokio::select! {
                 () = stop.cancelled() => return Ok(()),
                 looked = self.look() => looked?,
             }
+            folders.watch(self.folders());
         }
+    }
+
+    fn folders(&self) -> BTreeSet<PathBuf> {
+        let registry = self.registry.folders();
+        self.device_plugins.folders().chain(registry).collect()
+    }
+
+    /// How long nothing needs to be looked at unless something changes.
+    fn pause(&self) -> Duration {
+        let is_calm = !self.is_watchful()
+            && !self.contested()
+            && self.unexplained.is_none()
+            && !self.device_plugins.is_open()
+            && !self.registry.is_open()
+            && (self.agrees || !(self.places.is_registered)())
+            && self.legacy.is_done()
+            && self.dra.is_done();
+        if is_calm { WATCHED } else { LOOK }
+    }
+
+    fn is_watchful(&self) -> bool {
+        self.news.elapsed() < WATCHFUL
+    }
+
+    /// Whether the pool knows of a rival, were it one that has gone a moment ago.
+    fn contested(&self) -> bool {
+        !self.handle.status().borrow().rivals.is_empty()
     }
 
     /// Compares what the kubelet counts with what we list.
@@ -209,15 +277,22 @@ impl Lookout {
         if !(self.places.is_registered)() {
             self.view.reset();
             self.unexplained = None;
+            self.agrees = false;
             return;
         }
+        let period = if self.agrees && !self.is_watchful() {
+            ASK_KUBELET_CALM
+        } else {
+            ASK_KUBELET
+        };
         let due = self
             .asked_kubelet
-            .is_none_or(|asked| asked.elapsed() >= ASK_KUBELET);
+            .is_none_or(|asked| asked.elapsed() >= period);
         if !due {
             return;
         }
         self.asked_kubelet = Some(Instant::now());
+        self.agrees = false;
         let Ok(counted) = (self.places.kubelet_ids)().await else {
             self.view.reset();
             return;
@@ -225,7 +300,10 @@ impl Lookout {
         let offers = Arc::clone(&self.handle.offers().borrow());
         match self.view.judge(&offers, &counted) {
             Verdict::Open => {}
-            Verdict::Agrees => self.unexplained = None,
+            Verdict::Agrees => {
+                self.agrees = true;
+                self.unexplained = None;
+            }
             Verdict::Lacks(ids) => {
                 tracing::warn!(
                     ?ids,
@@ -295,3 +373,6 @@ impl Lookout {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -31,6 +31,9 @@ const SOCKET_LIMIT: usize = 128;
 /// Folders below the registry that are looked into. The kubelet looks into all; plugins use one at most.
 const DEPTH: usize = 2;
 
+/// More folders than this are not watched; the others are looked into now and then.
+const FOLDER_LIMIT: usize = 16;
+
 /// Which of the kubelet's folders.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
@@ -56,6 +59,8 @@ pub(super) struct Folder {
     /// How long what was found is believed.
     again: Duration,
     known: BTreeMap<PathBuf, Known>,
+    /// The folders below it at the last look.
+    below: BTreeSet<PathBuf>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -78,6 +83,18 @@ enum What {
     Rival(Face),
 }
 
+impl Known {
+    /// Whether it need not be looked at again yet.
+    fn is_believed(&self, now: Instant, again: Duration) -> bool {
+        match (self.what, self.listener) {
+            (What::Other, _) => true,
+            // A plugin makes its socket a moment before it listens.
+            (What::Open, Listener::Nobody) => false,
+            (What::Open, Listener::Somebody(_)) | (What::Rival(_), _) => now - self.looked < again,
+        }
+    }
+}
+
 impl Folder {
     pub(super) fn new(path: PathBuf, kind: Kind) -> Self {
         Self {
@@ -85,13 +102,15 @@ impl Folder {
             kind,
             again: AGAIN,
             known: BTreeMap::new(),
+            below: BTreeSet::new(),
         }
     }
 
     /// The rivals that listen here now.
     pub(super) async fn look(&mut self) -> Vec<RivalSocket> {
         let mut found = BTreeMap::new();
-        collect(&self.path, DEPTH, &mut found);
+        self.below.clear();
+        collect(&self.path, DEPTH, &mut found, &mut self.below);
         self.known
             .retain(|path, known| found.get(path) == Some(&known.identity));
         let now = Instant::now();
@@ -100,7 +119,7 @@ impl Folder {
             .filter(|(path, _)| !self.is_passed_over(path))
             .filter_map(|(path, identity)| match self.known.get(&path) {
                 None => Some((path, identity, None)),
-                Some(known) if known.what == What::Other || now - known.looked < self.again => None,
+                Some(known) if known.is_believed(now, self.again) => None,
                 Some(known) => Some((path, identity, Some(known.what))),
             })
             .collect();
@@ -125,6 +144,20 @@ impl Folder {
         let asked = join_all(asked).await;
         self.known.extend(asked);
         self.rivals()
+    }
+
+    /// This folder and those below it.
+    pub(super) fn folders(&self) -> impl Iterator<Item = PathBuf> {
+        let below = self.below.iter().take(FOLDER_LIMIT).cloned();
+        std::iter::once(self.path.clone()).chain(below)
+    }
+
+    /// Whether somebody listens of whom it can't be told yet what it is.
+    pub(super) fn is_open(&self) -> bool {
+        let is_open = |known: &Known| {
+            known.what == What::Open && matches!(known.listener, Listener::Somebody(_))
+        };
+        self.known.values().any(is_open)
     }
 
     fn rivals(&self) -> Vec<RivalSocket> {
@@ -201,7 +234,12 @@ async fn judge(kind: Kind, path: &Path) -> What {
 }
 
 /// All sockets below a folder whose name does not begin with a dot, as the kubelet looks for them.
-fn collect(folder: &Path, depth: usize, found: &mut BTreeMap<PathBuf, Identity>) {
+fn collect(
+    folder: &Path,
+    depth: usize,
+    found: &mut BTreeMap<PathBuf, Identity>,
+    below: &mut BTreeSet<PathBuf>,
+) {
     let Ok(entries) = fs::read_dir(folder) else {
         return;
     };
@@ -214,7 +252,8 @@ fn collect(folder: &Path, depth: usize, found: &mut BTreeMap<PathBuf, Identity>)
             continue;
         }
         if kind.is_dir() && depth > 1 {
-            collect(&path, depth - 1, found);
+            collect(&path, depth - 1, found, below);
+            below.insert(path);
         } else if kind.is_socket()
             && let Some(identity) = Identity::of(&path)
         {
