@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use bridge_core::{BoundPod, ClaimName, NamedClaims, PodPhase, PodSource, PodUid, Pods};
+use bridge_core::{BoundPod, ClaimName, NamedClaims, PodPhase, PodSource, PodUid, Pods, Standing};
 use kube::Client;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
@@ -34,7 +34,8 @@ use crate::arbiter::{self, Handle, Observation, Told};
 /// The last list counts this long after its source was lost. It must stay well below the 10 s after which a grant
 /// that nobody can own is ended: an older list may not know the pod.
 const UNSYNCED_LIMIT: Duration = Duration::from_secs(5);
-/// The list is told again after this time even if nothing has changed.
+/// The list is told again after this time even if nothing has changed, until the pool serves: when it takes over a node
+/// without a ledger it takes the pods as they were a moment before.
 const TELL_PERIOD: Duration = Duration::from_secs(10);
 /// What comes within this time goes into one list: events of a deployment come in bursts.
 const COALESCE: Duration = Duration::from_millis(5);
@@ -104,36 +105,55 @@ async fn tell_for_ever(
     out: PodsOut,
 ) -> Result<(), arbiter::Error> {
     let mut told: Option<Option<Pods>> = None;
-    let mut due = Instant::now() + TELL_PERIOD;
+    let mut due = Some(Instant::now() + TELL_PERIOD);
     loop {
         tokio::select! {
             Some(event) = from_api.recv() => {
                 book.take_api(event);
-                due = due.min(Instant::now() + COALESCE);
+                due = Some(soon(due));
             }
             Some(event) = from_kubelet.recv() => {
                 book.take_kubelet(event);
-                due = due.min(Instant::now() + COALESCE);
+                due = Some(soon(due));
             }
-            () = sleep_until(due) => {
+            () = at(due) => {
                 let now = Instant::now();
                 let pods = book.pods(now);
+                due = book.end_of_latest().map(|end| end.max(now + COALESCE));
                 let is_new = told.as_ref() != Some(&pods);
                 if is_new {
                     say(told.as_ref(), pods.as_ref());
                     out.pods.send_replace(pods.clone());
                 }
                 book.name_claims(pods.as_ref(), &out.claims);
-                due = now + TELL_PERIOD;
-                match handle.tell(Observation::Pods(pods.clone())).await? {
-                    Told::Taken => told = Some(pods),
-                    Told::NotTaken(_) => due = now + TELL_AGAIN,
-                }
-                if let Some(end) = book.end_of_latest() {
-                    due = due.min(end.max(now + COALESCE));
+                let serves = handle.status().borrow().standing == Standing::Serving;
+                if is_new || !serves {
+                    let again = match handle.tell(Observation::Pods(pods.clone())).await? {
+                        Told::Taken => {
+                            told = Some(pods);
+                            (!serves).then_some(TELL_PERIOD)
+                        }
+                        Told::NotTaken(_) => Some(TELL_AGAIN),
+                    };
+                    let again = again.map(|pause| now + pause);
+                    due = due.into_iter().chain(again).min();
                 }
             }
         }
+    }
+}
+
+/// When what has come is told, if something else is to be told then.
+fn soon(due: Option<Instant>) -> Instant {
+    let soon = Instant::now() + COALESCE;
+    due.map_or(soon, |due| due.min(soon))
+}
+
+/// Waits until then; for ever if there is no time.
+async fn at(due: Option<Instant>) {
+    match due {
+        Some(due) => sleep_until(due).await,
+        None => std::future::pending().await,
     }
 }
 
@@ -210,12 +230,22 @@ struct Book {
 
 impl Book {
     fn take_api(&mut self, event: Event) {
+        self.keep_what_counts(&event);
         self.note_claims(&event);
         self.api.take(event);
         self.seen_by_api.extend(self.api.pods.keys().cloned());
     }
 
+    /// Before a source is lost: what it has shown counts from now on for [`UNSYNCED_LIMIT`].
+    fn keep_what_counts(&mut self, event: &Event) {
+        match event {
+            Event::Lost => drop(self.pods(Instant::now())),
+            Event::Listed(_) | Event::Applied(_) | Event::Gone(_) | Event::Running => {}
+        }
+    }
+
     fn take_kubelet(&mut self, event: Event) {
+        self.keep_what_counts(&event);
         self.note_claims(&event);
         self.kubelet.take(event);
     }
@@ -304,5 +334,35 @@ impl Book {
             (Sync::Out, Sync::Out) => self.latest.as_ref().map(|(_, at)| *at + UNSYNCED_LIMIT),
             (Sync::In, Sync::In | Sync::Out) | (Sync::Out, Sync::In) => None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_list_counts_for_a_while_from_the_moment_in_which_its_source_is_lost() {
+        let mut book = Book {
+            api: Source::default(),
+            kubelet: Source::default(),
+            seen_by_api: BTreeSet::new(),
+            named: BTreeMap::new(),
+            latest: None,
+        };
+        for event in [Event::Listed(Vec::new()), Event::Running] {
+            book.take_api(event);
+        }
+        let shown = book.pods(Instant::now());
+        assert!(shown.is_some());
+        // Nothing has changed for long, so nobody has looked.
+        let long_ago = Instant::now() - 2 * UNSYNCED_LIMIT;
+        if let Some((_, at)) = &mut book.latest {
+            *at = long_ago;
+        }
+        book.take_api(Event::Lost);
+        assert_eq!(book.pods(Instant::now()), shown);
+        let end = book.end_of_latest().expect("it will not count for ever");
+        assert_eq!(book.pods(end), None);
     }
 }
