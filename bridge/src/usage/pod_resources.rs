@@ -1,15 +1,15 @@
 //! The kubelet's pod-resources: which pod has which ids and claims, asked again and again.
 
 mod about;
+mod rhythm;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bridge_core::{
-    DeviceId, DeviceName, HoldKind, ListedClaim, ListedDevice, ListedPod, Listing, PodName, Pods,
-    Status, UnitId,
+    DeviceId, DeviceName, ListedClaim, ListedDevice, ListedPod, Listing, PodName, Pods, Status,
 };
 use legacy_proto::podresources::pod_resources_lister_client::PodResourcesListerClient;
 use legacy_proto::podresources::{
@@ -24,6 +24,7 @@ use tracing::{debug, info, warn};
 
 pub use about::{AskAbout, ask_about};
 
+use self::rhythm::Rhythm;
 use super::{DRIVER, LOG_AGAIN, RESOURCE, status_text};
 use crate::arbiter::{self, Handle, Observation, Told};
 use crate::uds::{self, Throttle};
@@ -33,20 +34,6 @@ use crate::uds::{self, Throttle};
 const LIST_LIMIT: Duration = Duration::from_secs(2);
 /// Pause after the kubelet has turned a call away for its rate: room for two more comes within it.
 const RATE_PAUSE: Duration = Duration::from_millis(20);
-/// Time between two Lists while anything is held.
-const PERIOD_HELD: Duration = Duration::from_secs(1);
-/// Time between two Lists while nothing is.
-const PERIOD_IDLE: Duration = Duration::from_secs(10);
-/// Time between two Lists while a pod is expected to show up with an id that was just given out.
-const PERIOD_EXPECTING: Duration = Duration::from_millis(200);
-/// For so long after a grant its pod is expected: the kubelet stores the answer at once, and an ordinary init
-/// container never shows up.
-const EXPECTING: Duration = Duration::from_secs(2);
-/// Time between two Lists while a pod that has ended still holds a unit: two Lists without it end the hold.
-const PERIOD_ENDING: Duration = Duration::from_millis(200);
-/// For so long after a pod has ended the kubelet is expected not to list it any more. After a force delete it may list
-/// it for the whole grace period.
-const ENDING: Duration = Duration::from_secs(5);
 /// How long a List waits for an `Allocate` to end. It takes about a second at worst; on a node where one follows the
 /// other without a pause, holds must end all the same.
 const GATE_LIMIT: Duration = Duration::from_secs(2);
@@ -133,9 +120,10 @@ impl PodResources {
                 reason: status_text(&status),
             })?;
         let pods = answer.into_inner().pod_resources.into_iter();
-        Ok(Listing {
-            pods: pods.map(|pod| self.listed(pod)).collect(),
-        })
+        let mut pods: Vec<ListedPod> = pods.map(|pod| self.listed(pod)).collect();
+        // The kubelet takes them from a map: each answer has an order of its own.
+        pods.sort_by(|one, other| one.pod.cmp(&other.pod));
+        Ok(Listing { pods })
     }
 
     /// How many devices of the resource the kubelet counts as allocatable now, held or not; takes 2 s at most.
@@ -182,6 +170,9 @@ impl PodResources {
             self.devices_of(container, &mut devices);
             self.claims_of(container, &mut claims);
         }
+        devices.sort_by(|one: &ListedDevice, other| {
+            (&one.container, &one.id).cmp(&(&other.container, &other.id))
+        });
         ListedPod {
             pod: PodName {
                 namespace: pod.namespace,
@@ -262,8 +253,8 @@ fn is_turned_away(status: &tonic::Status) -> bool {
     status.code() == Code::ResourceExhausted && status.message().contains("rate limit")
 }
 
-/// Asks pod-resources for ever, and tells the pool: each second while anything is held, else each 10 s, and more
-/// often for a moment after a grant and after the end of a pod that holds a unit. Never while an `Allocate` is in
+/// Asks pod-resources for ever, and tells the pool: each second while anything is held, more often for a moment after a
+/// grant and after the end of a pod that holds a unit, and each 10 s while nothing is held or nothing changes. Never while an `Allocate` is in
 /// progress, unless that takes longer than 2 s.
 ///
 /// # Errors
@@ -293,20 +284,26 @@ async fn ask_for_ever(
             debug!("pod-resources is listed while an Allocate is in progress");
         }
         let asked = Instant::now();
-        match resources.list().await {
+        let listing = resources.list().await;
+        rhythm.has_answered(listing.as_ref().ok());
+        match listing {
             Ok(listing) => {
                 trouble.over();
                 handle.metrics().pod_resources_answered();
-                // What could not be saved is told anew with the next answer.
-                let (Told::Taken | Told::NotTaken(_)) =
-                    handle.tell(Observation::Listing(listing)).await?;
+                if is_news(&mut rhythm, &mut status, &mut pods) {
+                    // What could not be saved is told anew with the next answer.
+                    let told = handle.tell(Observation::Listing(listing)).await?;
+                    rhythm.was_told(told == Told::Taken);
+                }
             }
             Err(error) => trouble.about(&error),
         }
         loop {
             let next = {
-                let shown = status.borrow_and_update();
-                let bound = pods.borrow_and_update();
+                let (shown, bound) = (status.borrow_and_update(), pods.borrow_and_update());
+                if shown.has_changed() || bound.has_changed() {
+                    rhythm.has_changed();
+                }
                 rhythm.next(&shown, bound.as_ref(), asked)
             };
             tokio::select! {
@@ -318,63 +315,17 @@ async fn ask_for_ever(
     }
 }
 
-/// When to ask next.
-#[derive(Debug, Default)]
-struct Rhythm {
-    /// Granted units, and until when their pods are expected.
-    expected: BTreeMap<UnitId, Instant>,
-    /// Units of pods that have ended, and until when the kubelet is expected to unlist them.
-    ending: BTreeMap<UnitId, Instant>,
-}
-
-impl Rhythm {
-    fn next(&mut self, status: &Status, pods: Option<&Pods>, asked: Instant) -> Instant {
-        let now = Instant::now();
-        let granted = units_with(status, |kind| matches!(kind, HoldKind::Granted { .. }));
-        keep_since(&mut self.expected, &granted, now + EXPECTING);
-        let ended = units_with(status, |kind| has_ended(kind, pods));
-        keep_since(&mut self.ending, &ended, now + ENDING);
-        let runs = |times: &BTreeMap<UnitId, Instant>| times.values().any(|until| *until > now);
-        let held = status.units.iter().any(|unit| !unit.holds.is_empty());
-        let period = if runs(&self.ending) {
-            PERIOD_ENDING
-        } else if runs(&self.expected) {
-            PERIOD_EXPECTING
-        } else if held {
-            PERIOD_HELD
-        } else {
-            PERIOD_IDLE
-        };
-        asked + period
+/// Whether the pool has to hear the last answer, by what is known now.
+fn is_news(
+    rhythm: &mut Rhythm,
+    status: &mut watch::Receiver<Arc<Status>>,
+    pods: &mut watch::Receiver<Option<Pods>>,
+) -> bool {
+    let (shown, bound) = (status.borrow_and_update(), pods.borrow_and_update());
+    if shown.has_changed() || bound.has_changed() {
+        rhythm.has_changed();
     }
-}
-
-fn units_with(status: &Status, is: impl Fn(&HoldKind) -> bool) -> BTreeSet<&UnitId> {
-    let units = status.units.iter();
-    units
-        .filter(|unit| unit.holds.iter().any(|hold| is(&hold.kind)))
-        .map(|unit| &unit.unit)
-        .collect()
-}
-
-/// Forgets the units that are not there any more, and notes `until` for new ones.
-fn keep_since(times: &mut BTreeMap<UnitId, Instant>, units: &BTreeSet<&UnitId>, until: Instant) {
-    times.retain(|unit, _| units.contains(unit));
-    for unit in units {
-        times.entry((*unit).clone()).or_insert(until);
-    }
-}
-
-fn has_ended(kind: &HoldKind, pods: Option<&Pods>) -> bool {
-    match kind {
-        HoldKind::Bound { pod, .. } => {
-            pods.is_some_and(|pods| pods.has_ended(&pod.name, pod.uid.as_ref()))
-        }
-        HoldKind::Granted { .. }
-        | HoldKind::Reserved { .. }
-        | HoldKind::Prepared { .. }
-        | HoldKind::Foreign { .. } => false,
-    }
+    rhythm.is_news(&shown, bound.as_ref())
 }
 
 /// Says once in a while that the kubelet does not answer, and when it does again.
@@ -402,92 +353,5 @@ impl Trouble {
             );
             *self = Self::default();
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::time::SystemTime;
-
-    use bridge_core::{
-        BoundPod, Hold, PodPhase, PodRef, PodSource, PodUid, Presence, Settings, Side, Standing,
-        UnitState, UnitStatus,
-    };
-
-    use super::*;
-
-    fn name() -> PodName {
-        PodName {
-            namespace: "a".to_owned(),
-            name: "p".to_owned(),
-        }
-    }
-
-    fn bound_status() -> Status {
-        let unit = UnitId::new("GPU-0").unwrap();
-        let kind = HoldKind::Bound {
-            id: DeviceId::of_unit(unit.clone()),
-            pod: PodRef {
-                name: name(),
-                uid: None,
-            },
-        };
-        Status {
-            standing: Standing::Serving,
-            rivals: Vec::new(),
-            generation: 1,
-            settings: Settings::default(),
-            at: SystemTime::UNIX_EPOCH,
-            units: vec![UnitStatus {
-                device: DeviceName::new("gpu-0").unwrap(),
-                id: Some(DeviceId::of_unit(unit.clone())),
-                unit,
-                product_name: "NVIDIA H200".to_owned(),
-                side: Side::Legacy,
-                state: UnitState::Held,
-                presence: Presence::Present,
-                fault: None,
-                lacks: None,
-                holds: vec![Hold::exclusive(kind, SystemTime::UNIX_EPOCH)],
-            }],
-            claims: BTreeSet::new(),
-        }
-    }
-
-    fn pods(phase: PodPhase) -> Pods {
-        Pods {
-            source: PodSource::Api,
-            pods: vec![BoundPod {
-                pod: name(),
-                uid: PodUid::new("uid-p").unwrap(),
-                phase,
-                may_own: 1,
-                started: true,
-            }],
-        }
-    }
-
-    #[test]
-    fn the_end_of_a_pod_makes_lists_frequent_for_a_while_only() {
-        let (status, asked) = (bound_status(), Instant::now());
-        let mut rhythm = Rhythm::default();
-        let live = pods(PodPhase::Live);
-        assert_eq!(rhythm.next(&status, None, asked), asked + PERIOD_HELD);
-        assert_eq!(
-            rhythm.next(&status, Some(&live), asked),
-            asked + PERIOD_HELD
-        );
-        let ended = pods(PodPhase::Terminal);
-        assert_eq!(
-            rhythm.next(&status, Some(&ended), asked),
-            asked + PERIOD_ENDING
-        );
-        for until in rhythm.ending.values_mut() {
-            *until = asked;
-        }
-        assert_eq!(
-            rhythm.next(&status, Some(&ended), asked),
-            asked + PERIOD_HELD
-        );
     }
 }

@@ -1,12 +1,14 @@
-//! What the daemon costs others, in counts: saves for calls that come together, and requests of a node where nothing
-//! happens. How long things take is not judged here; see `bench`.
+//! What the daemon costs others, in counts: saves for calls that come together, and requests and wake-ups of a node where
+//! nothing happens. How long things take is not judged here; see `bench`.
 
+use std::path::Path;
 use std::time::Duration;
 
 use fake_nvml::Fault;
 use futures::future::join_all;
 
-use crate::world::{SOON, World, calm, stays, until};
+use crate::idle;
+use crate::world::{SOON, World, calm, proof, stays, until};
 
 /// GPUs of a kind, and calls at once.
 const CALLS: usize = 8;
@@ -97,4 +99,26 @@ async fn a_node_where_nothing_happens_asks_the_api_server_once_in_half_a_minute_
         "before {before:?}, after {after:?}"
     );
     assert!(world.requests() > 0, "the counter counts");
+}
+
+#[tokio::test]
+async fn on_a_node_where_nothing_happens_the_daemon_wakes_up_rarely() {
+    const WINDOW: Duration = Duration::from_secs(5);
+    /// Of all threads together. Three a second are usual, and the thread that waits for XIDs is one of them.
+    const WAKE_UPS: u64 = 60;
+    let world = idle::node(4).await;
+    let process = format!("/proc/{}", world.daemon().pid().as_raw_nonzero());
+    let woken = || -> u64 {
+        let threads = idle::threads(Path::new(&process));
+        threads.values().map(|(woken, _)| woken).sum()
+    };
+    // What the last change has begun is over some ten seconds after it.
+    until("it sleeps", 2 * SOON, async || {
+        let before = woken();
+        tokio::time::sleep(WINDOW).await;
+        let times = woken() - before;
+        proof(&format!("with eight GPUs held and nothing that happens the daemon woke up {times} times in {WINDOW:?}"));
+        times <= WAKE_UPS
+    })
+    .await;
 }
