@@ -142,7 +142,7 @@ fn some_offers() -> Offers {
     };
     let claims = |number, taint, held_by_claim| ClaimOffer {
         device: DeviceName::new(format!("gpu-{number}")).unwrap(),
-        gpu: gpu(number),
+        gpu: gpu(number).into(),
         taint,
         held_by_claim,
     };

@@ -97,7 +97,7 @@ impl Transition {
                 .find(|number| taken.insert(*number));
             numbers.insert(unit, free.unwrap_or(number));
         }
-        for (unit, record) in &mut self.pool.ledger.units {
+        for (unit, record) in self.pool.ledger.units.iter_mut() {
             if let Some(number) = numbers.get(unit) {
                 record.number = *number;
             }

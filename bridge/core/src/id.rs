@@ -1,6 +1,7 @@
 //! Names of things, each its own type, checked where they enter.
 
 use std::fmt;
+use std::sync::Arc;
 
 /// A text from outside is not a usable identifier.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -77,11 +78,12 @@ fn check(what: &'static str, value: &str, limit: usize) -> Result<(), InvalidId>
     Ok(())
 }
 
+/// Names are copied with every transition, so a copy is a count and no new text.
 macro_rules! identifier {
     ($(#[$doc:meta])* $name:ident, $what:literal, $limit:expr) => {
         $(#[$doc])*
         #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-        pub struct $name(String);
+        pub struct $name(Arc<str>);
 
         impl $name {
             /// Takes a text from outside.
@@ -91,7 +93,7 @@ macro_rules! identifier {
             pub fn new(value: impl Into<String>) -> Result<Self, InvalidId> {
                 let value = value.into();
                 check($what, &value, $limit)?;
-                Ok(Self(value))
+                Ok(Self(value.into()))
             }
 
             /// The text itself.

@@ -82,7 +82,9 @@ impl Transition {
             .presence
             .insert(unit.clone(), Presence::Present);
         if let Some(record) = self.pool.ledger.units.get_mut(&unit) {
-            record.gpu = gpu;
+            if *record.gpu != gpu {
+                record.gpu = Arc::new(gpu);
+            }
             self.note_presence(&unit, Presence::Present);
             if before == Presence::Lost {
                 self.report(Report::UnitReturned { unit });
@@ -94,7 +96,7 @@ impl Transition {
             kind: UnitKind::Gpu,
             capacity: NonZeroU32::MIN,
             side: Side::Legacy,
-            gpu,
+            gpu: Arc::new(gpu),
         };
         // What is new was promised to nobody: it begins on the side where it belongs.
         if self.pool.settings.confines(&record) == Some(Face::Dra) {

@@ -2,12 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;
+use std::sync::Arc;
 
 use crate::gpu::Gpu;
 use crate::health::Fault;
 use crate::hold::{Hold, HoldKind};
 use crate::id::{ClaimRef, ClaimUid, DeviceId, DeviceName, UnitId};
 use crate::settings::Face;
+use crate::units::Units;
 
 /// The side on which a unit is offered while it is free.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -121,7 +123,7 @@ pub struct UnitRecord {
     /// Where it is offered while free.
     pub side: Side,
     /// The last description that NVML gave.
-    pub gpu: Gpu,
+    pub gpu: Arc<Gpu>,
 }
 
 impl UnitRecord {
@@ -181,7 +183,7 @@ pub struct Ledger {
     /// Grows by one with every saved change.
     pub generation: u64,
     /// Every unit that the node has or had.
-    pub units: BTreeMap<UnitId, UnitRecord>,
+    pub units: Units,
     /// Holds by unit. A unit without an entry is free; no entry is ever empty.
     pub holds: BTreeMap<UnitId, Vec<Hold>>,
     /// Answers given to `NodePrepareResources`.
@@ -214,36 +216,14 @@ impl Ledger {
             .map(|(unit, _)| unit)
     }
 
-    /// Units that share hardware with this one, itself left out: a MIG instance and its parent GPU.
-    #[must_use]
-    pub fn overlapping(&self, unit: &UnitId) -> Vec<&UnitId> {
-        fn parent(record: &UnitRecord) -> Option<&UnitId> {
-            match &record.kind {
-                UnitKind::Mig { parent } => Some(parent),
-                UnitKind::Gpu => None,
-            }
-        }
-        let own = self.units.get(unit).and_then(parent);
-        // Asked for each unit, several times in a transition: nothing is looked up for each of the others.
-        self.units
-            .iter()
-            .filter(|(other, record)| own == Some(*other) || parent(record) == Some(unit))
-            .map(|(other, _)| other)
-            .filter(|other| *other != unit)
-            .collect()
-    }
-
     /// The holds on a unit and on all that overlaps it, `Foreign` ones included.
     pub fn holds_touching<'a>(
         &'a self,
         unit: &UnitId,
     ) -> impl Iterator<Item = (&'a UnitId, &'a Hold)> {
-        let mut units = self.overlapping(unit);
-        if let Some((own, _)) = self.units.get_key_value(unit) {
-            units.insert(0, own);
-        }
-        units
-            .into_iter()
+        let own = self.units.get_key_value(unit).map(|(own, _)| own);
+        own.into_iter()
+            .chain(self.units.overlapping(unit))
             .flat_map(|unit| self.holds_on(unit).iter().map(move |hold| (unit, hold)))
     }
 
@@ -320,7 +300,7 @@ impl Ledger {
 
     /// Drops every hold on a unit and on all that overlaps it, and returns them with their units.
     pub(crate) fn clear(&mut self, unit: &UnitId) -> Vec<(UnitId, Hold)> {
-        let mut units: Vec<UnitId> = self.overlapping(unit).into_iter().cloned().collect();
+        let mut units: Vec<UnitId> = self.units.overlapping(unit).cloned().collect();
         units.insert(0, unit.clone());
         let mut dropped = Vec::new();
         for unit in units {

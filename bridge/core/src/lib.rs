@@ -57,6 +57,7 @@ mod taint;
 #[cfg(test)]
 mod tests;
 mod topology;
+mod units;
 
 pub use adopt::{Adoption, CheckpointedDevices, CheckpointedResponse};
 pub use allocate::{AllocateOutcome, AllocateRequest, Grant, Patience};
@@ -97,3 +98,4 @@ pub use settings::{Face, Limits, Mode, Pace, Settings, Weights};
 pub use status::{FaultStatus, Status, UnitHealth, UnitState, UnitStatus};
 pub use taint::{TAINT_KEY, Taint, TaintEffect, TaintReason, Toleration};
 pub use topology::{Ancestor, Connection, Topology};
+pub use units::Units;

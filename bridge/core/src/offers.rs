@@ -47,7 +47,7 @@ pub struct ClaimOffer {
     /// Its name.
     pub device: DeviceName,
     /// What it is.
-    pub gpu: Gpu,
+    pub gpu: Arc<Gpu>,
     /// Why no new claim may get it, and whether claims that have it are evicted; `None`: on offer, or held by a claim.
     pub taint: Option<Taint>,
     /// Free and on offer: where a server drops taints, a device that is neither this nor held by a claim is left out.
@@ -167,7 +167,7 @@ impl Pool {
             .into_iter()
             .map(|(unit, record)| ClaimOffer {
                 device: record.device_name(),
-                gpu: record.gpu.clone(),
+                gpu: Arc::clone(&record.gpu),
                 taint: self.taint(unit, on_offer.contains(&unit)),
                 held_by_claim: self.claim_on(unit).is_some(),
             })

@@ -285,7 +285,7 @@ impl Pool {
 
     /// A unit and all that overlaps it.
     pub(crate) fn hardware<'a>(&'a self, unit: &'a UnitId) -> impl Iterator<Item = &'a UnitId> {
-        let overlapping = self.ledger.overlapping(unit);
+        let overlapping = self.ledger.units.overlapping(unit);
         std::iter::once(unit).chain(overlapping)
     }
 

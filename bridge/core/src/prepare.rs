@@ -254,8 +254,8 @@ impl Pool {
             .filter(|device| device.access == Access::Owner)
             .collect();
         let overlapped = owned.iter().find(|device| {
-            let overlapping = self.ledger.overlapping(&device.unit);
-            owned.iter().any(|other| overlapping.contains(&&other.unit))
+            let mut overlapping = self.ledger.units.overlapping(&device.unit);
+            overlapping.any(|part| owned.iter().any(|other| other.unit == *part))
         })?;
         Some(Refusal::UnitHeld {
             unit: overlapped.unit.clone(),

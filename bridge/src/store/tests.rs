@@ -4,6 +4,7 @@ mod any_ledger;
 
 use std::num::NonZeroU32;
 use std::os::unix::fs::PermissionsExt;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use bridge_core::{
@@ -59,7 +60,7 @@ fn record(number: u32) -> UnitRecord {
         kind: UnitKind::Gpu,
         capacity: NonZeroU32::MIN,
         side: Side::Legacy,
-        gpu: Gpu {
+        gpu: Arc::new(Gpu {
             uuid: unit(number.try_into().unwrap()),
             pci_bus_id: format!("0000:0{number}:00.0"),
             minor: number,
@@ -73,7 +74,7 @@ fn record(number: u32) -> UnitRecord {
             numa_node: Some(0),
             pcie_root: Some("pci0000:00".to_owned()),
             addressing_mode: None,
-        },
+        }),
     }
 }
 

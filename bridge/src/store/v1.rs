@@ -277,7 +277,7 @@ impl Unit {
                 Side::Yielding => core::Side::Yielding,
                 Side::Dark => core::Side::Dark,
             },
-            gpu: self.gpu.into_core()?,
+            gpu: self.gpu.into_core()?.into(),
         };
         let holds = self.holds.into_iter().map(Hold::into_core);
         Ok((

@@ -229,7 +229,7 @@ fn gpu(number: u32) -> Gpu {
 fn offer(number: u32, taint: Option<TaintReason>) -> ClaimOffer {
     ClaimOffer {
         device: DeviceName::new(format!("gpu-{number}")).unwrap(),
-        gpu: gpu(number),
+        gpu: gpu(number).into(),
         taint: taint.map(Taint::keeping_out),
         held_by_claim: false,
     }
@@ -273,11 +273,12 @@ async fn the_slice_says_the_mode_of_its_node_and_is_written_when_that_changes() 
 #[tokio::test]
 async fn the_slice_is_what_nvidias_driver_would_publish() {
     let mut plain = offer(1, None);
-    plain.gpu.numa_node = None;
-    plain.gpu.pcie_root = None;
-    plain.gpu.addressing_mode = None;
-    plain.gpu.driver_version = "not a version".to_owned();
-    plain.gpu.product_name = "x".repeat(65);
+    let gpu = Arc::make_mut(&mut plain.gpu);
+    gpu.numa_node = None;
+    gpu.pcie_root = None;
+    gpu.addressing_mode = None;
+    gpu.driver_version = "not a version".to_owned();
+    gpu.product_name = "x".repeat(65);
     let tainted = offer(0, Some(TaintReason::Counted));
     let mut publishing = Publishing::start(api().await, Some(vec![tainted, plain]));
     publishing.until_published().await;

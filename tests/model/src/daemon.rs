@@ -214,7 +214,7 @@ pub(crate) fn first_ledger(scope: &Scope) -> Ledger {
                 Sides::Fixed => Side::Legacy,
                 Sides::Move => Side::Rest,
             },
-            gpu: shown::gpu(number),
+            gpu: shown::gpu(number).into(),
         };
         ledger.units.insert(unit(number), record);
     }

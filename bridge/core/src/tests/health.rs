@@ -48,7 +48,7 @@ fn a_fault_of_a_gpu_closes_its_instances() {
             kind,
             capacity: NonZeroU32::MIN,
             side: Side::Legacy,
-            gpu: gpu(name, number),
+            gpu: gpu(name, number).into(),
         };
         ledger.units.insert(unit(name), record);
     }

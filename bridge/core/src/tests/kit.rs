@@ -118,7 +118,7 @@ impl Daemon {
         let gpus: Vec<Gpu> = ledger
             .in_order()
             .into_iter()
-            .map(|(_, record)| record.gpu.clone())
+            .map(|(_, record)| Gpu::clone(&record.gpu))
             .collect();
         let mut processes = Processes::default();
         for unit in ledger.units.keys() {

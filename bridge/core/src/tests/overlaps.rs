@@ -39,11 +39,38 @@ fn mig_node(side: Side) -> Ledger {
                 kind,
                 capacity: NonZeroU32::MIN,
                 side,
-                gpu: gpu(name, number),
+                gpu: gpu(name, number).into(),
             },
         );
     }
     ledger
+}
+
+#[test]
+fn instances_overlap_with_their_gpu_alone_and_no_longer_than_they_are_there() {
+    let mut units = mig_node(Side::Legacy).units;
+    let overlapping = |units: &crate::Units, name: &str| -> Vec<String> {
+        let found = units.overlapping(&unit(name));
+        found.map(ToString::to_string).collect()
+    };
+    assert_eq!(overlapping(&units, "GPU-0"), ["MIG-1", "MIG-2"]);
+    assert_eq!(overlapping(&units, "MIG-1"), ["GPU-0"]);
+    assert!(overlapping(&units, "GPU-3").is_empty());
+
+    // An instance that comes again under its UUID can be another GPU's.
+    let mut moved = units[&unit("MIG-1")].clone();
+    moved.kind = UnitKind::Mig {
+        parent: unit("GPU-3"),
+    };
+    units.insert(unit("MIG-1"), moved);
+    assert_eq!(overlapping(&units, "GPU-0"), ["MIG-2"]);
+    assert_eq!(overlapping(&units, "GPU-3"), ["MIG-1"]);
+
+    for gone in ["GPU-0", "MIG-1"] {
+        units.remove(&unit(gone));
+    }
+    assert!(overlapping(&units, "MIG-2").is_empty());
+    assert!(overlapping(&units, "GPU-3").is_empty());
 }
 
 fn on_side(side: Side) -> Daemon {
@@ -229,7 +256,7 @@ fn a_node_with_instances_is_adopted_without_overlapping_holds() {
     let gpus = mig_node(Side::Legacy)
         .in_order()
         .into_iter()
-        .map(|(_, record)| record.gpu.clone())
+        .map(|(_, record)| crate::Gpu::clone(&record.gpu))
         .collect();
     daemon.act(|t| t.observe_inventory(crate::Inventory::Seen(gpus)));
     for (name, number) in [("GPU-0", 0), ("MIG-1", 1), ("MIG-2", 2), ("GPU-3", 3)] {

@@ -171,7 +171,7 @@ fn ledger() -> impl Strategy<Value = Ledger> {
                     },
                     capacity: NonZeroU32::new(capacity).unwrap(),
                     side: if legacy { Side::Legacy } else { Side::Dra },
-                    gpu,
+                    gpu: gpu.into(),
                 };
                 ledger.units.insert(unit.clone(), record);
                 if first & (1 << index) != 0 {
