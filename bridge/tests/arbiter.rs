@@ -5,7 +5,7 @@
     reason = "a test that meets what it does not expect shall panic"
 )]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
@@ -110,6 +110,34 @@ async fn a_move_that_can_not_be_saved_is_tried_again_at_leisure_and_made_in_the_
         status.units.iter().all(|unit| unit.side == Side::Rest)
     })
     .await;
+    drop(handle);
+    running.await.unwrap();
+}
+
+#[tokio::test]
+async fn news_by_which_no_gpu_changes_hands_do_not_make_a_call_wait_for_another_look_at_processes()
+{
+    let folder = tempfile::tempdir().unwrap();
+    let asked = Arc::new(AtomicUsize::new(0));
+    let (arbiter, handle) = arbiter(folder.path(), counted_alone(), &asked);
+    let running = tokio::spawn(arbiter.run());
+    about_to_rest(&handle, 2).await;
+
+    let looks = async |observation: Observation| {
+        // One that is certain to be of this moment goes before.
+        handle.observe(Observation::Processes).await.unwrap();
+        let before = asked.load(Ordering::Relaxed);
+        handle.observe(observation).await.unwrap();
+        asked.load(Ordering::Relaxed) - before
+    };
+    assert_eq!(looks(Observation::Node(Some(2))).await, 0, "the count");
+    let slice = Observation::Slice(BTreeSet::new());
+    assert_eq!(looks(slice).await, 0, "the slice is published");
+    // These can end a hold, which depends on what runs.
+    let listing = Observation::Listing(Listing::default());
+    assert_eq!(looks(listing).await, 1, "a listing");
+    let pods = Observation::Pods(None);
+    assert_eq!(looks(pods).await, 1, "the pods");
     drop(handle);
     running.await.unwrap();
 }

@@ -2,6 +2,7 @@
 //! files, answers, and publishes what has changed.
 
 mod handover;
+mod look;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -15,9 +16,11 @@ use bridge_core::{
     Offers, PodUid, Pool, Preparation, PrepareOutcome, Processes, Report, Standing, Status,
     Transition, UnitId,
 };
+use futures::future::{OptionFuture, join_all};
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 use tracing::{debug, error, info, warn};
 
+use self::look::Looked;
 use super::handle::{
     AllocateReply, Call, ClearFault, Error, GrantedDevice, Handle, NEWS_LIMIT, News, Observation,
     PrepareReply, PreparedReply, Release,
@@ -25,15 +28,13 @@ use super::handle::{
 use super::history;
 use super::reports;
 use crate::cdi::{self, CdiFiles};
-use crate::metrics::{Metrics, NvmlCall};
+use crate::metrics::Metrics;
 use crate::steps::{self, Operation, Step};
 use crate::store::{Event, SaveError, Store};
 
 /// Calls that may wait for the arbiter. The kubelet admits pods one by one and prepares a handful at once; beyond
 /// this the callers wait in their own tasks.
 const QUEUE_LIMIT: usize = 32;
-/// NVML answers a process query in well under a millisecond; a driver that hangs must not hang the kubelet.
-const PROBE_LIMIT: Duration = Duration::from_millis(500);
 
 /// How long a step of a move waits after a save that failed: a full disk is not emptied by asking it.
 const SAVE_PAUSE: Duration = Duration::from_secs(1);
@@ -58,6 +59,7 @@ pub struct Arbiter {
     not_before: Option<Instant>,
     disk: Trouble,
     nvml: Trouble,
+    looked: Option<Looked>,
     /// The units that no container could use, as they were told in the log.
     unfit: BTreeMap<UnitId, String>,
     /// The units and minors that the CDI files were made of.
@@ -142,6 +144,7 @@ impl Arbiter {
             not_before: None,
             disk: Trouble::None,
             nvml: Trouble::None,
+            looked: None,
             unfit: BTreeMap::new(),
             written_minors: Vec::new(),
             successor,
@@ -187,20 +190,22 @@ impl Arbiter {
     }
 
     async fn serve(&mut self, batch: Vec<Call>) {
-        let processes = self.processes().await;
+        let minors = self.minors();
+        let (processes, unfit) = self.look(&batch, &minors).await;
         let now = Moment {
             wall: SystemTime::now(),
             uptime: self.started.elapsed(),
         };
-        let minors = self.minors();
-        let unfit = self.unfit(&minors).await;
         let mut transition = self.pool.begin(now, processes);
         transition.observe_unfit(unfit);
         let (answers, seen_now) = self.decide_all(&mut transition, batch, minors).await;
         transition.pass_time();
         let operations = answers.iter().filter_map(Answer::operation);
         steps::planned(self.pool.ledger(), transition.pool().ledger(), operations);
-        let saved = self.save(&mut transition).await;
+        // The file of the counted side is made of what there is, not of who has it: it needs no ledger on disk.
+        let granted = answers.iter().any(Answer::is_granted);
+        let counted = OptionFuture::from(granted.then(|| self.write_counted()));
+        let (saved, _) = tokio::join!(self.save(&mut transition), counted);
         self.not_before = saved.is_err().then(|| Instant::now() + SAVE_PAUSE);
         if let Err(failure) = saved {
             for answer in answers {
@@ -224,8 +229,6 @@ impl Arbiter {
         let adopted = stood != Standing::Serving && self.pool.standing() == Standing::Serving;
         if adopted || seen_now != self.written_minors {
             self.restore_cdi().await;
-        } else if answers.iter().any(Answer::is_granted) {
-            self.write_counted().await;
         }
         for gone in before
             .iter()
@@ -241,10 +244,12 @@ impl Arbiter {
         // The faces' views go out before the answers, so that an answered caller never reads an older one.
         self.publish();
         steps::reached(Step::Published);
-        for answer in answers {
-            self.answer(answer).await;
+        let this = &*self;
+        let answered = answers.into_iter().map(async |answer| {
+            this.answer(answer).await;
             steps::reached(Step::Answered);
-        }
+        });
+        join_all(answered).await;
     }
 
     /// Decides calls one after the other; which units there are then comes with the answers. What a call brings is looked
@@ -266,56 +271,6 @@ impl Arbiter {
             }
         }
         (answers, known)
-    }
-
-    /// Asks for the processes; without an answer all of them are unknown.
-    async fn processes(&mut self) -> Processes {
-        let answer = tokio::time::timeout(PROBE_LIMIT, (self.probe)()).await;
-        if answer.is_err() {
-            self.metrics.nvml_failed(NvmlCall::Processes);
-        }
-        match (&answer, self.nvml) {
-            (Err(_), Trouble::None) => {
-                self.nvml = Trouble::Told;
-                warn!(
-                    "NVML does not answer process queries in time; no unit changes hands until it does"
-                );
-            }
-            (Ok(_), Trouble::Told) => {
-                self.nvml = Trouble::None;
-                info!("NVML answers process queries again");
-            }
-            (Ok(_), Trouble::None) | (Err(_), Trouble::Told) => {}
-        }
-        answer.unwrap_or_default()
-    }
-
-    /// Looks whether containers could use the units: on hosts of which the driver's modules are not loaded they could not.
-    async fn unfit(&mut self, minors: &[(UnitId, u32)]) -> BTreeMap<UnitId, String> {
-        let minors = minors.to_vec();
-        let cdi = Arc::clone(&self.cdi);
-        let looked = tokio::task::spawn_blocking(move || cdi.unfit(&minors)).await;
-        let Ok(unfit) = looked else {
-            return self.unfit.clone();
-        };
-        if unfit == self.unfit {
-            return unfit;
-        }
-        for (unit, lack) in &unfit {
-            if self.unfit.get(unit) != Some(lack) {
-                warn!(
-                    reason = "DeviceNodeMissing",
-                    %unit,
-                    lack,
-                    "no container could use the GPU, so it is offered to nobody"
-                );
-            }
-        }
-        if unfit.is_empty() {
-            info!("the device nodes of all GPUs are there");
-        }
-        self.unfit.clone_from(&unfit);
-        unfit
     }
 
     /// Tells whoever listens, which may be nobody.
@@ -498,14 +453,13 @@ impl Arbiter {
     }
 
     /// Writes the file of the counted side, unless it is as it should be.
-    async fn write_counted(&self) -> bool {
+    fn write_counted(&self) -> impl Future<Output = bool> + use<> {
         let minors = self.minors();
         let driver = self.driver_version();
         self.with_cdi(
             "the CDI file of the counted side could not be written",
             move |cdi| cdi.write_counted(&minors, driver.as_deref()),
         )
-        .await
     }
 
     /// The driver that runs: NVML tells it with each GPU that it sees.
@@ -520,19 +474,24 @@ impl Arbiter {
         minors_of(&self.pool)
     }
 
-    async fn with_cdi<E: std::error::Error + Send + 'static>(
+    fn with_cdi<E: std::error::Error + Send + 'static, W>(
         &self,
         failed: &'static str,
-        work: impl FnOnce(&CdiFiles) -> Result<(), E> + Send + 'static,
-    ) -> bool {
+        work: W,
+    ) -> impl Future<Output = bool> + use<E, W>
+    where
+        W: FnOnce(&CdiFiles) -> Result<(), E> + Send + 'static,
+    {
         let cdi = Arc::clone(&self.cdi);
-        match tokio::task::spawn_blocking(move || work(&cdi)).await {
-            Ok(Ok(())) => true,
-            Ok(Err(failure)) => {
-                warn!(error = reports::chain(&failure), "{failed}");
-                false
+        async move {
+            match tokio::task::spawn_blocking(move || work(&cdi)).await {
+                Ok(Ok(())) => true,
+                Ok(Err(failure)) => {
+                    warn!(error = reports::chain(&failure), "{failed}");
+                    false
+                }
+                Err(_) => false,
             }
-            Err(_) => false,
         }
     }
 
