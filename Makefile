@@ -57,7 +57,7 @@ kills: setup ## kill -9 of the daemon at every step and of the kubelet, no clust
 	@cargo test -p gpu-bridge --test daemon --no-run
 	@cargo test -q -p gpu-bridge --test daemon -- --ignored --exact kills::as_many_kills_as_wanted_lose_no_hold_and_invent_none --nocapture
 
-bench: setup ## time, memory and CPU beside their floors, no cluster: a quiet machine for half an hour; BENCH_ROUNDS=20 BENCH_IDLE_SECONDS=600
+bench: setup ## time, memory and CPU beside their floors, no cluster: a quiet machine for half an hour; BENCH_ROUNDS=20 BENCH_IDLE_SECONDS=600 BENCH_PARTS="calls idle"
 	@tests/bench.sh
 
 proof: setup cluster-build ## the numbers behind the promise on one page: a quarter of an hour
