@@ -16,7 +16,8 @@ use crate::event::EventSets;
 use crate::ffi::{Answer, Handle, code};
 use crate::layout;
 use crate::scenario::{Fault, Gpu, Scenario};
-use crate::state::State;
+use crate::seen::{Changes, Seen};
+use crate::state::{Process, State};
 
 /// How often a delayed call looks whether its fault is still there.
 const DELAY_STEP: Duration = Duration::from_millis(10);
@@ -30,6 +31,9 @@ pub(crate) struct World {
     references: u32,
     place: Option<Place>,
     live: Option<Live>,
+    changes: Option<Changes>,
+    /// What the files said; `None` if something may have changed since.
+    seen: Option<Seen>,
     /// As they were at initialisation: NVML does not look for new GPUs later.
     gpus: Vec<Gpu>,
     pub(crate) event_sets: EventSets,
@@ -60,6 +64,8 @@ impl World {
             references: 0,
             place: None,
             live: None,
+            changes: None,
+            seen: None,
             gpus: Vec::new(),
             event_sets: EventSets::new(),
         }
@@ -121,11 +127,64 @@ impl World {
 
     fn is_lost(&self, gpu: &Gpu) -> Result<bool, nvmlReturn_t> {
         let live = self.live.as_ref().ok_or(code::UNINITIALIZED)?;
-        Ok(live.lost.contains(&gpu.uuid) || self.state()?.is_lost(&gpu.uuid))
+        let is_marked = self.seen.as_ref().is_none_or(|seen| seen.has_lost);
+        Ok(live.lost.contains(&gpu.uuid) || (is_marked && self.state()?.is_lost(&gpu.uuid)))
+    }
+
+    /// The compute processes of a GPU.
+    pub(crate) fn processes(&mut self, gpu_uuid: &str) -> Result<Vec<Process>, nvmlReturn_t> {
+        let known = self
+            .seen
+            .as_ref()
+            .and_then(|seen| seen.processes.get(gpu_uuid));
+        if let Some(known) = known {
+            return Ok(known.clone());
+        }
+        let processes = self.state()?.processes(gpu_uuid);
+        if let Some(seen) = &mut self.seen {
+            seen.processes
+                .insert(gpu_uuid.to_owned(), processes.clone());
+        }
+        Ok(processes)
+    }
+
+    /// What has to be done about a GPU.
+    pub(crate) fn recovery(&self, gpu_uuid: &str) -> Result<u32, nvmlReturn_t> {
+        match &self.seen {
+            Some(seen) if !seen.has_recovery => Ok(0),
+            Some(_) | None => Ok(self.state()?.recovery(gpu_uuid)),
+        }
+    }
+
+    /// Whether an event may have happened.
+    pub(crate) fn has_events(&self) -> bool {
+        self.seen.as_ref().is_none_or(|seen| seen.has_events)
+    }
+
+    /// Whether the files are as they were seen.
+    fn is_same(&mut self) -> bool {
+        let is_same = self.changes.as_ref().is_some_and(Changes::are_none);
+        if !is_same {
+            self.seen = None;
+        }
+        self.live.is_some() && self.seen.is_some()
     }
 
     /// Reads the scenario again if its file has changed.
     fn refresh(&mut self) -> Answer {
+        if self.is_same() {
+            return Ok(());
+        }
+        // Watched before anything is read: what changes meanwhile is seen by the next call.
+        let place = self.place.as_ref().ok_or(code::UNINITIALIZED)?;
+        let changes = self.changes.as_ref();
+        let seen = changes.and_then(|it| it.look(&place.scenario, &place.state));
+        self.reload()?;
+        self.seen = seen;
+        Ok(())
+    }
+
+    fn reload(&mut self) -> Answer {
         let place = self.place.as_ref().ok_or(code::UNINITIALIZED)?;
         let version = file_version(&place.scenario).map_err(|error| {
             complain(&format!("{}: {error}", place.scenario.display()));
@@ -178,14 +237,20 @@ impl World {
     /// The fault of a call: one set in the state folder goes before the scenario's.
     fn fault(&mut self, name: &str) -> Result<Option<(Fault, State)>, nvmlReturn_t> {
         let state = self.state()?.clone();
-        let set = state.fault(name).map_err(|error| {
-            complain(&error);
-            code::UNKNOWN
-        })?;
+        let is_same = self.is_same();
+        let set = match &self.seen {
+            Some(seen) if is_same && !seen.has_faults => None,
+            Some(_) | None => state.fault(name).map_err(|error| {
+                complain(&error);
+                code::UNKNOWN
+            })?,
+        };
         let fault = match set {
             Some(fault) => Some(fault),
             None => {
-                self.refresh()?;
+                if !is_same {
+                    self.refresh()?;
+                }
                 self.scenario()?.faults.get(name).cloned()
             }
         };
@@ -224,7 +289,9 @@ pub(crate) fn init(name: &'static str, flags: u32) -> nvmlReturn_t {
         let first = world().references == 0;
         if first {
             let place = Place::find()?;
-            world().place = Some(place);
+            let mut world = world();
+            world.place = Some(place);
+            world.changes = Changes::new();
         }
         misbehave(name)?;
         world().initialize(flags)
@@ -255,12 +322,16 @@ fn world() -> MutexGuard<'static, World> {
 
 /// Writes the trace and does what the scenario says goes wrong, without holding the world meanwhile.
 fn misbehave(name: &'static str) -> Answer {
-    let (state, fault) = {
+    let (state, fault, has_trace) = {
         let mut world = world();
         let state = world.state()?.clone();
-        (state, world.fault(name)?)
+        let fault = world.fault(name)?;
+        let has_trace = world.seen.as_ref().is_none_or(|seen| seen.has_trace);
+        (state, fault, has_trace)
     };
-    state.trace(name);
+    if has_trace {
+        state.trace(name);
+    }
     let Some((fault, state)) = fault else {
         return Ok(());
     };

@@ -115,9 +115,11 @@ pub(crate) fn next(
     set: nvmlEventSet_t,
 ) -> Result<(Option<Event>, Arc<OwnedFd>), nvmlReturn_t> {
     let file = layout::events(world.state()?.folder());
+    let has_events = world.has_events();
     let set = world.event_sets.set(set)?;
     let changes = Arc::clone(&set.changes);
-    Ok((set.read(&file), changes))
+    let event = if has_events { set.read(&file) } else { None };
+    Ok((event, changes))
 }
 
 impl EventSet {

@@ -34,25 +34,49 @@ pub fn process(state: &Path, gpu_uuid: &str, pid: u32) -> PathBuf {
 /// The folder of the compute processes of a GPU.
 #[must_use]
 pub fn processes(state: &Path, gpu_uuid: &str) -> PathBuf {
-    state.join("processes").join(gpu_uuid)
+    all_processes(state).join(gpu_uuid)
+}
+
+/// The folder of all compute processes.
+#[must_use]
+pub fn all_processes(state: &Path) -> PathBuf {
+    state.join("processes")
 }
 
 /// The marker of a lost GPU.
 #[must_use]
 pub fn lost(state: &Path, gpu_uuid: &str) -> PathBuf {
-    state.join("lost").join(gpu_uuid)
+    all_lost(state).join(gpu_uuid)
+}
+
+/// The folder of the markers of lost GPUs.
+#[must_use]
+pub fn all_lost(state: &Path) -> PathBuf {
+    state.join("lost")
 }
 
 /// What has to be done about a GPU.
 #[must_use]
 pub fn recovery(state: &Path, gpu_uuid: &str) -> PathBuf {
-    state.join("recovery").join(gpu_uuid)
+    all_recovery(state).join(gpu_uuid)
+}
+
+/// The folder of what has to be done about GPUs.
+#[must_use]
+pub fn all_recovery(state: &Path) -> PathBuf {
+    state.join("recovery")
 }
 
 /// The fault of an NVML call.
 #[must_use]
 pub fn fault(state: &Path, call: &str) -> PathBuf {
-    state.join("faults").join(format!("{call}.json"))
+    faults(state).join(format!("{call}.json"))
+}
+
+/// The folder of the faults of NVML calls.
+#[must_use]
+pub fn faults(state: &Path) -> PathBuf {
+    state.join("faults")
 }
 
 /// The count of an NVML call that has a fault.

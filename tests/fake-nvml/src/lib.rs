@@ -22,6 +22,7 @@ pub mod layout;
 pub mod model;
 mod node;
 pub mod scenario;
+mod seen;
 mod state;
 
 pub use node::{Error, FakeNode, library_path};

@@ -450,3 +450,59 @@ fn without_gpus_init_fails_unless_the_client_says_otherwise() {
         assert_eq!(library.nvmlInitWithFlags(1), SUCCESS);
     }
 }
+
+#[test]
+fn whatever_changes_between_two_calls_is_heard_by_the_second() {
+    let mut loaded = Loaded::new(2);
+    let (device, uuid) = (loaded.device(0), loaded.uuid(0));
+    let state = loaded.node.state_dir();
+    let running = |loaded: &Loaded| {
+        let mut infos = [nvmlProcessInfo_t {
+            pid: 0,
+            usedGpuMemory: 0,
+            gpuInstanceId: 0,
+            computeInstanceId: 0,
+        }; 4];
+        let mut count = 4;
+        // SAFETY: as nvml.h says.
+        let code = unsafe {
+            loaded.library.nvmlDeviceGetComputeRunningProcesses_v3(
+                device,
+                &raw mut count,
+                infos.as_mut_ptr(),
+            )
+        };
+        let pids = infos.iter().take(count as usize).map(|info| info.pid);
+        (code, pids.collect::<Vec<u32>>())
+    };
+    for round in 0..20_u32 {
+        assert_eq!(running(&loaded), (SUCCESS, Vec::new()), "round {round}");
+        loaded.node.add_process(&uuid, 7).unwrap();
+        assert_eq!(running(&loaded), (SUCCESS, vec![7]));
+        loaded.node.add_process(&uuid, 9).unwrap();
+        assert_eq!(running(&loaded), (SUCCESS, vec![7, 9]));
+        loaded.node.lose(&uuid).unwrap();
+        assert_eq!(running(&loaded).0, GPU_IS_LOST);
+        loaded.node.find_again(&uuid).unwrap();
+        let call = "nvmlDeviceGetComputeRunningProcesses_v3";
+        loaded.node.set_fault(call, &Fault::error(UNKNOWN)).unwrap();
+        assert_eq!(running(&loaded).0, UNKNOWN);
+        loaded.node.clear_fault(call).unwrap();
+        loaded.node.remove_process(&uuid, 7).unwrap();
+        assert_eq!(running(&loaded), (SUCCESS, vec![9]));
+        if round % 2 == 0 {
+            loaded.node.remove_process(&uuid, 9).unwrap();
+        } else {
+            // Everything at once, and all of it begins anew.
+            std::fs::remove_dir_all(&state).unwrap();
+        }
+        let mut scenario = Scenario::h100(2);
+        scenario.driver.version = format!("600.{round}");
+        loaded.node.replace_scenario(&scenario).unwrap();
+        let version = text(|out, length| {
+            // SAFETY: as nvml.h says.
+            unsafe { loaded.library.nvmlSystemGetDriverVersion(out, length) }
+        });
+        assert_eq!(version, Ok(format!("600.{round}")));
+    }
+}

@@ -159,13 +159,12 @@ pub(super) unsafe fn by_pci_bus_id(
 }
 
 pub(super) fn processes(
-    world: &World,
+    world: &mut World,
     device: nvmlDevice_t,
 ) -> Result<Vec<nvmlProcessInfo_t>, nvmlReturn_t> {
-    let gpu = world.gpu(device)?;
+    let gpu = world.gpu(device)?.uuid.clone();
     Ok(world
-        .state()?
-        .processes(&gpu.uuid)
+        .processes(&gpu)?
         .into_iter()
         .map(|process| nvmlProcessInfo_t {
             pid: process.pid,
@@ -202,12 +201,12 @@ unsafe fn check_version(given: *const u32, known: u32) -> Answer {
 }
 
 /// Total and used memory.
-fn memory_bytes(world: &World, device: nvmlDevice_t) -> Result<(u64, u64), nvmlReturn_t> {
+fn memory_bytes(world: &mut World, device: nvmlDevice_t) -> Result<(u64, u64), nvmlReturn_t> {
     let gpu = world.gpu(device)?;
     let total = gpu.model.memory_mib.ok_or(code::NOT_SUPPORTED)? << 20;
+    let gpu = gpu.uuid.clone();
     let used: u64 = world
-        .state()?
-        .processes(&gpu.uuid)
+        .processes(&gpu)?
         .iter()
         .filter_map(|process| process.used_memory_bytes)
         .sum();

@@ -13,7 +13,7 @@ use crate::ffi::{Answer, code};
 exports! {
     fn nvmlDeviceGetFieldValues(world, device: nvmlDevice_t, count: c_int, values: *mut nvmlFieldValue_t) {
         let gpu = world.gpu(device)?.uuid.clone();
-        let action = world.state()?.recovery(&gpu);
+        let action = world.recovery(&gpu)?;
         let count = usize::try_from(count).map_err(|_| code::INVALID_ARGUMENT)?;
         answer(values, count, action)
     }
