@@ -51,7 +51,7 @@ use crate::config::live::Current;
 use crate::inventory::{self, Look, Scan};
 use crate::metrics::{Metrics, NvmlCall};
 use crate::store::{self, Loaded, Store};
-use crate::{client, device_plugin, dra, usage};
+use crate::{client, device_plugin, dra, ticks, usage};
 
 pub use self::doctor::{Advice, Finding, Level, examine};
 pub use self::nodes::{NodePage, NodeState, Share, all_nodes};
@@ -424,16 +424,16 @@ async fn rescan_on_hangup(ask: mpsc::Sender<()>, stop: CancellationToken) -> End
 }
 
 async fn look_for_strangers(handle: Handle, stop: CancellationToken) -> Ended {
-    let mut ticks = tokio::time::interval(STRANGER_PERIOD);
-    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut due = tokio::time::Instant::now();
     loop {
         tokio::select! {
             () = stop.cancelled() => return ("process watch", Ok(())),
-            _ = ticks.tick() => {}
+            () = tokio::time::sleep_until(due) => {}
         }
         if let Err(failure) = handle.observe(Observation::Processes).await {
             warn!(error = %failure, "a look at the processes had no effect");
         }
+        due = ticks::next(tokio::time::Instant::now(), STRANGER_PERIOD);
     }
 }
 

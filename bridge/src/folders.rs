@@ -22,6 +22,8 @@ use rustix::io::Errno;
 use tokio::io::unix::AsyncFd;
 use tokio::time::{Instant, sleep_until};
 
+use crate::ticks;
+
 /// How often the folders are looked at while no event would tell: one of them is missing, or the kernel has no inotify
 /// instance left. Some stats cost nothing.
 pub const UNWATCHED: Duration = Duration::from_secs(1);
@@ -109,7 +111,12 @@ impl Folders {
             return Why::Changed;
         }
         let limit = if all { longest } else { longest.min(UNWATCHED) };
-        let end = Instant::now() + limit;
+        let now = Instant::now();
+        let end = if limit == WATCHED {
+            ticks::next(now, WATCHED)
+        } else {
+            now + limit
+        };
         let names = self.names;
         tokio::select! {
             () = next(self.events.as_mut(), names) => Why::Changed,

@@ -26,5 +26,6 @@ pub mod migrate;
 pub mod rivals;
 pub mod steps;
 pub mod store;
+pub mod ticks;
 pub mod uds;
 pub mod usage;

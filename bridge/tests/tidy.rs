@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// Modules of `bridge/src`, and which others each may import. The table of ARCHITECTURE.md, as data.
-const MODULES: [(&str, &[&str]); 20] = [
+const MODULES: [(&str, &[&str]); 21] = [
     // The verbs `ledger` and `check-config` read one file each, without a daemon.
     (
         "cli",
@@ -37,6 +37,7 @@ const MODULES: [(&str, &[&str]); 20] = [
             "rivals",
             "steps",
             "store",
+            "ticks",
             "uds",
             "usage",
         ],
@@ -47,20 +48,24 @@ const MODULES: [(&str, &[&str]); 20] = [
     ("store", &["steps"]),
     // The durable replacement of a file is in `store`.
     ("cdi", &["store"]),
-    ("inventory", &["metrics"]),
+    ("inventory", &["metrics", "ticks"]),
     ("config", &["folders", "follow", "metrics"]),
     (
         "device_plugin",
         &["arbiter", "folders", "follow", "uds", "metrics"],
     ),
-    ("dra", &["arbiter", "folders", "follow", "uds", "metrics"]),
+    (
+        "dra",
+        &["arbiter", "folders", "follow", "ticks", "uds", "metrics"],
+    ),
     // Whatever the files are.
-    ("folders", &[]),
+    ("folders", &["ticks"]),
     // List and watch of whatever kind: it names no object.
     ("follow", &[]),
     ("client", &["follow"]),
-    ("usage", &["arbiter", "follow", "uds"]),
+    ("usage", &["arbiter", "follow", "ticks", "uds"]),
     ("rivals", &["arbiter", "folders", "uds"]),
+    ("ticks", &[]),
     ("uds", &[]),
     ("admin", &["arbiter", "metrics", "uds"]),
     ("metrics", &[]),

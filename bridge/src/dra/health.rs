@@ -15,6 +15,8 @@ use tokio::sync::{OwnedSemaphorePermit, watch};
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
+use crate::ticks;
+
 /// How often a report comes at least: three times in the 30 s after which the kubelet no longer believes the last
 /// (`dra_proto::health_v1::DEFAULT_TIMEOUT`).
 pub(super) const HEARTBEAT: Duration = Duration::from_secs(10);
@@ -111,7 +113,7 @@ impl Reports {
             let due = match &self.sent {
                 Some((sent, due)) if *sent == report && Instant::now() < *due => *due,
                 Some(_) | None => {
-                    self.sent = Some((report.clone(), Instant::now() + HEARTBEAT));
+                    self.sent = Some((report.clone(), ticks::next(Instant::now(), HEARTBEAT)));
                     return Some(report);
                 }
             };

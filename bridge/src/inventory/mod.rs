@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use crate::metrics::{Metrics, NvmlCall};
+use crate::ticks;
 
 /// How often the GPUs are read again. A lost GPU is noticed within this time.
 const SCAN_PERIOD: Duration = Duration::from_secs(10);
@@ -140,11 +141,17 @@ pub async fn run(
             () = cancel.cancelled() => return,
             () = wiring.read(&session, &scans) => {}
         }
+        let now = tokio::time::Instant::now();
+        let due = if pause == SCAN_PERIOD {
+            ticks::next(now, SCAN_PERIOD)
+        } else {
+            now + pause
+        };
         count = (count + 1) % SCANS_PER_RESCAN;
         anew = count == 0;
         tokio::select! {
             () = cancel.cancelled() => return,
-            () = tokio::time::sleep(pause) => {}
+            () = tokio::time::sleep_until(due) => {}
             asked = on_demand.recv() => match asked {
                 Some(()) => {
                     anew = true;
@@ -153,7 +160,7 @@ pub async fn run(
                 }
                 None => tokio::select! {
                     () = cancel.cancelled() => return,
-                    () = tokio::time::sleep(pause) => {}
+                    () = tokio::time::sleep_until(due) => {}
                 },
             }
         }

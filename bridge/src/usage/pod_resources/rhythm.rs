@@ -9,6 +9,8 @@ use std::time::Duration;
 use bridge_core::{Hold, HoldKind, Listing, Pods, Standing, Status, UnitId};
 use tokio::time::Instant;
 
+use crate::ticks;
+
 /// Time between two Lists while anything is held.
 const PERIOD_HELD: Duration = Duration::from_secs(1);
 /// Time between two Lists while nothing is, and where all holders are listed and nothing has changed for [`CALM_AFTER`].
@@ -88,6 +90,15 @@ impl Rhythm {
 
     /// When to ask next.
     pub(super) fn next(&mut self, status: &Status, pods: Option<&Pods>, asked: Instant) -> Instant {
+        let period = self.period(status, pods);
+        if period == PERIOD_IDLE {
+            ticks::next(asked, PERIOD_IDLE)
+        } else {
+            asked + period
+        }
+    }
+
+    fn period(&mut self, status: &Status, pods: Option<&Pods>) -> Duration {
         let now = Instant::now();
         let granted = units_with(status, |kind| matches!(kind, HoldKind::Granted { .. }));
         keep_since(&mut self.expected, &granted, now + EXPECTING);
@@ -97,7 +108,7 @@ impl Rhythm {
         let first = now + ENDING - PERIOD_ENDING;
         let has_just_ended = self.ending.values().any(|until| *until > first);
         let held = holds(status).next().is_some();
-        let period = if has_just_ended {
+        if has_just_ended {
             PERIOD_ENDING_FIRST
         } else if runs(&self.ending) {
             PERIOD_ENDING
@@ -107,8 +118,7 @@ impl Rhythm {
             PERIOD_HELD
         } else {
             PERIOD_IDLE
-        };
-        asked + period
+        }
     }
 
     /// Whether nothing waits for a list: nothing has changed for long, who has something is there and is listed with

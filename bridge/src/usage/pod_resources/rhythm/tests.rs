@@ -84,36 +84,30 @@ fn calm(listing: &Listing) -> Rhythm {
 
 #[test]
 fn the_end_of_a_pod_makes_lists_frequent_for_a_while_only() {
-    let (status, asked) = (bound_status(), Instant::now());
+    let status = bound_status();
     let mut rhythm = Rhythm::default();
     let live = pods(PodPhase::Live);
-    assert_eq!(rhythm.next(&status, None, asked), asked + PERIOD_HELD);
-    assert_eq!(
-        rhythm.next(&status, Some(&live), asked),
-        asked + PERIOD_HELD
-    );
+    assert_eq!(rhythm.period(&status, None), PERIOD_HELD);
+    assert_eq!(rhythm.period(&status, Some(&live)), PERIOD_HELD);
     let ended = pods(PodPhase::Terminal);
-    let mut next = || rhythm.next(&status, Some(&ended), asked);
-    assert_eq!(next(), asked + PERIOD_ENDING_FIRST);
+    let mut next = || rhythm.period(&status, Some(&ended));
+    assert_eq!(next(), PERIOD_ENDING_FIRST);
     let mut passes = |left: Duration| {
         for until in rhythm.ending.values_mut() {
             *until = Instant::now() + left;
         }
-        rhythm.next(&status, Some(&ended), asked)
+        rhythm.period(&status, Some(&ended))
     };
-    assert_eq!(passes(ENDING - PERIOD_ENDING), asked + PERIOD_ENDING);
-    assert_eq!(passes(Duration::ZERO), asked + PERIOD_HELD);
+    assert_eq!(passes(ENDING - PERIOD_ENDING), PERIOD_ENDING);
+    assert_eq!(passes(Duration::ZERO), PERIOD_HELD);
 }
 
 #[test]
 fn where_all_holders_are_listed_and_nothing_changes_lists_are_rare_and_are_not_told_again() {
-    let (status, asked) = (bound_status(), Instant::now());
+    let status = bound_status();
     let (listing, live) = (listing(), pods(PodPhase::Live));
     let mut rhythm = calm(&listing);
-    assert_eq!(
-        rhythm.next(&status, Some(&live), asked),
-        asked + PERIOD_IDLE
-    );
+    assert_eq!(rhythm.period(&status, Some(&live)), PERIOD_IDLE);
     assert!(!rhythm.is_news(&status, Some(&live)));
     rhythm.told = TOLD_ENOUGH - 1;
     assert!(
@@ -121,10 +115,7 @@ fn where_all_holders_are_listed_and_nothing_changes_lists_are_rare_and_are_not_t
         "what shows in two lists in a row has to be told twice"
     );
     rhythm.has_changed();
-    assert_eq!(
-        rhythm.next(&status, Some(&live), asked),
-        asked + PERIOD_HELD
-    );
+    assert_eq!(rhythm.period(&status, Some(&live)), PERIOD_HELD);
     let mut rhythm = calm(&listing);
     rhythm.was_told(false);
     assert!(rhythm.is_news(&status, Some(&live)), "it was not taken");
@@ -142,7 +133,6 @@ fn where_all_holders_are_listed_and_nothing_changes_lists_are_rare_and_are_not_t
 
 #[test]
 fn while_something_waits_for_a_list_they_come_each_second_and_are_told() {
-    let asked = Instant::now();
     let (listed, live) = (listing(), pods(PodPhase::Live));
     let with = |kind: HoldKind| {
         let mut status = bound_status();
@@ -214,15 +204,12 @@ fn while_something_waits_for_a_list_they_come_each_second_and_are_told() {
     ];
     for (what, status, pods, listing) in waits {
         let mut rhythm = calm(listing);
-        let next = rhythm.next(&status, pods, asked);
-        assert!(next <= asked + PERIOD_HELD, "{what}");
+        let next = rhythm.period(&status, pods);
+        assert!(next <= PERIOD_HELD, "{what}");
         assert!(rhythm.is_news(&status, pods), "{what}");
     }
     let mut rhythm = calm(&lists_claim);
-    assert_eq!(
-        rhythm.next(&prepared, Some(&live), asked),
-        asked + PERIOD_IDLE
-    );
+    assert_eq!(rhythm.period(&prepared, Some(&live)), PERIOD_IDLE);
     assert!(!rhythm.is_news(&prepared, Some(&live)));
     for (what, listing) in [("an id", &listed), ("a claim", &lists_claim)] {
         assert!(
