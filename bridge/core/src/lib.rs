@@ -94,7 +94,7 @@ pub use refusal::{HolderKind, Refusal};
 pub use release::{Insistence, NotReleased};
 pub use report::{EndCause, Report};
 pub use rival::{RIVAL_GONE, Rival};
-pub use settings::{Face, Limits, Mode, Pace, Settings, Weights};
+pub use settings::{Face, Limits, Mode, Pace, Prefer, Settings, Weights};
 pub use status::{FaultStatus, Status, UnitHealth, UnitState, UnitStatus};
 pub use taint::{TAINT_KEY, Taint, TaintEffect, TaintReason, Toleration};
 pub use topology::{Ancestor, Connection, Topology};

@@ -9,7 +9,7 @@ use crate::hold::Hold;
 use crate::id::{ClaimRef, ClaimUid, DeviceId, DeviceName, UnitId};
 use crate::ledger::Side;
 use crate::pool::{Pool, Presence, Standing};
-use crate::settings::{Face, Mode};
+use crate::settings::{Face, Mode, Prefer};
 use crate::taint::{Taint, TaintReason};
 use crate::topology::Topology;
 
@@ -84,6 +84,8 @@ pub struct Offers {
     pub slice: SliceWanted,
     /// How the units are connected, as far as it is known: what is asked for together is picked by it.
     pub topology: Arc<Topology>,
+    /// Whether it is.
+    pub prefer: Prefer,
 }
 
 impl Pool {
@@ -98,6 +100,7 @@ impl Pool {
             claims: self.claim_offers(),
             slice: self.slice_wanted(),
             topology: Arc::clone(&self.seen.topology),
+            prefer: self.settings.prefer,
         }
     }
 
@@ -241,7 +244,7 @@ impl Offers {
     /// Picks for `GetPreferredAllocation`: what must be in, then free ids, those that are about to leave after those that
     /// stay, then ids of counted pods, which the kubelet has given up if it offers them, then those whose unit a claim was
     /// allocated. Of ids that are alike in this those whose units go best together, from the tail of the list where that is
-    /// the same.
+    /// the same, or where the admin prefers the tail.
     /// Deterministic, and never an error: an error here fails the pod for good.
     #[must_use]
     pub fn preferred(
@@ -269,13 +272,17 @@ impl Offers {
             let last = Reverse(known.map(|(place, _)| *place));
             ranks.entry(rank).or_default().insert((last, id));
         }
+        let wiring = match self.prefer {
+            Prefer::Wiring => Arc::clone(&self.topology),
+            Prefer::Tail => Arc::default(),
+        };
         let mut chosen: Vec<&String> = must_include.iter().take(size).collect();
         let mut chosen_units: Vec<Option<&UnitId>> = chosen.iter().map(|id| unit(id)).collect();
         for ids in ranks.into_values() {
             let ids: Vec<&String> = ids.into_iter().map(|(_, id)| id).collect();
             let units: Vec<Option<&UnitId>> = ids.iter().map(|id| unit(id)).collect();
             let room = size - chosen.len();
-            for place in self.topology.choose(room, &units, &chosen_units) {
+            for place in wiring.choose(room, &units, &chosen_units) {
                 chosen.push(ids[place]);
                 chosen_units.push(units[place]);
             }

@@ -112,6 +112,30 @@ impl Default for Weights {
     }
 }
 
+/// Which free units counted pods get of those that are alike otherwise.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
+pub enum Prefer {
+    /// Those that are connected best, and the last of the list where that is the same.
+    #[default]
+    Wiring,
+    /// The last of the list, however they are connected: for nodes that report a wiring which is wrong or does not matter.
+    Tail,
+}
+
+impl Prefer {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Wiring, Self::Tail];
+
+    /// The word in configuration and status.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Wiring => "wiring",
+            Self::Tail => "tail",
+        }
+    }
+}
+
 /// How long the steps of a move take. The defaults are measured on a busy node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Pace {
@@ -148,6 +172,8 @@ pub struct Settings {
     /// So many units stay with counted pods where units are shared out, those that they hold included: the Node's count
     /// does not say 0 then, which autoscalers take for a node that is broken.
     pub min_legacy: u32,
+    /// Which free units counted pods get of those that are alike otherwise.
+    pub prefer: Prefer,
     /// Units that only one face may offer, or none; for each unit the first rule that is for it counts.
     pub devices: Vec<DeviceRule>,
     /// Which errors close a GPU.

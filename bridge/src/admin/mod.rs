@@ -32,8 +32,9 @@ pub use client::{ClientError, clear_fault, hand_over, probe, release, status};
 pub use conditions::{Condition, ConditionName, Conditions, Met};
 pub use listen::{ListenError, http_listener};
 pub use page::{
-    ClaimOfferPage, ConditionPage, CountedOfferPage, FaultPage, HoldPage, HolderPage, LimitsPage,
-    OffersPage, ReadyPage, RivalPage, StatusPage, UnitPage, WeightsPage, standing,
+    AllocationPage, ClaimOfferPage, ConditionPage, CountedOfferPage, FaultPage, HoldPage,
+    HolderPage, LimitsPage, OffersPage, ReadyPage, RivalPage, StatusPage, UnitPage, WeightsPage,
+    standing,
 };
 pub use server::{
     CLEAR_FAULT, ClearFaultRequest, HANDOVER, HEALTHZ, HandOver, METRICS, Pages, READYZ, RELEASE,

@@ -8,7 +8,7 @@ use std::time::SystemTime;
 
 use bridge_core::{
     ClaimOffer, ClaimRef, CountedOffer, ForeignCause, Former, Health, Hold, HoldKind, Offers,
-    PodRef, Presence, Rival, Standing, Status, UnitStatus,
+    PodRef, Prefer, Presence, Rival, Standing, Status, UnitStatus,
 };
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -31,6 +31,9 @@ pub struct StatusPage {
     pub limits: LimitsPage,
     /// How units are shared out where the limits leave room.
     pub weights: WeightsPage,
+    /// Which free units counted pods get; a daemon that does not say knows the wiring alone.
+    #[serde(default)]
+    pub allocation: AllocationPage,
     /// Generation of the ledger: grows by one with every saved change.
     pub generation: u64,
     /// `Serving`, `WaitingForAdoption` or `LedgerUnreadable`.
@@ -64,6 +67,28 @@ pub struct WeightsPage {
     pub legacy: u32,
     /// Of the DRA face.
     pub dra: u32,
+}
+
+/// Which free units counted pods get of those that are alike otherwise.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct AllocationPage {
+    /// `wiring` or `tail`.
+    pub prefer: String,
+}
+
+impl Default for AllocationPage {
+    fn default() -> Self {
+        Self::from(Prefer::default())
+    }
+}
+
+impl From<Prefer> for AllocationPage {
+    fn from(prefer: Prefer) -> Self {
+        Self {
+            prefer: prefer.as_str().to_owned(),
+        }
+    }
 }
 
 /// Another daemon that serves one of our names.
@@ -252,6 +277,7 @@ impl StatusPage {
                 legacy: settings.weights.legacy,
                 dra: settings.weights.dra,
             },
+            allocation: AllocationPage::from(settings.prefer),
             generation: status.generation,
             standing: standing(status.standing).to_owned(),
             rivals: status.rivals.iter().map(RivalPage::from).collect(),

@@ -262,6 +262,11 @@ fn sums(page: &StatusPage) -> Vec<String> {
         Some(config) => &config.message,
         None => "unknown",
     };
+    // What is not as usual.
+    let prefer = match page.allocation.prefer.as_str() {
+        "wiring" => String::new(),
+        other => format!(", prefer: {other}"),
+    };
     vec![
         format!(
             "free: {} for counted pods, {} for claims, of {present} GPUs",
@@ -269,7 +274,7 @@ fn sums(page: &StatusPage) -> Vec<String> {
             claims.unwrap_or(0)
         ),
         format!(
-            "mode: {}, limits: legacy {}, dra {}",
+            "mode: {}, limits: legacy {}, dra {}{prefer}",
             page.mode,
             limit(page.limits.legacy),
             limit(page.limits.dra)
@@ -559,5 +564,8 @@ mod tests {
         .assert_eq(&sums);
         page.conditions.last_mut().unwrap().limits = true;
         assert!(self::sums(&page)[2].contains("the last good one"));
+        page.allocation.prefer = "tail".to_owned();
+        expect!["mode: both, limits: legacy 5, dra none, prefer: tail"]
+            .assert_eq(&self::sums(&page)[1]);
     }
 }

@@ -44,6 +44,8 @@ mod tests {
             "quiet",
             "notice",
             "demand",
+            "allocation",
+            "prefer",
             "ignoreProcesses",
             "devicePlugin",
             "deviceListStrategy",

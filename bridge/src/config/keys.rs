@@ -1,7 +1,7 @@
 //! Every key of the configuration: its place, what may stand behind it, and what it is for. The reader, the JSON Schema
 //! and the guide go by this table.
 
-use bridge_core::{IdStrategy, ListStrategy, Mode, XidAction};
+use bridge_core::{IdStrategy, ListStrategy, Mode, Prefer, XidAction};
 use serde_json::{Map, Value, json};
 
 use super::values::API_VERSION;
@@ -41,6 +41,8 @@ pub(super) enum Shape {
     Notice,
     /// By what free units move.
     Demand,
+    /// Which free GPUs counted pods get.
+    Prefer,
     /// A list of process names.
     Names,
     /// One device list strategy of NVIDIA's plugin, or a list of them.
@@ -76,7 +78,7 @@ const fn key(name: &'static str, shape: Shape, about: &'static str) -> Key {
 }
 
 /// Every key, groups before what is in them.
-pub(super) const KEYS: [Key; 28] = [
+pub(super) const KEYS: [Key; 30] = [
     key("apiVersion", Shape::Version, "The version of the file."),
     key(
         "mode",
@@ -147,6 +149,16 @@ pub(super) const KEYS: [Key; 28] = [
         "offers.demand",
         Shape::Demand,
         "By what free GPUs move while pods come: in turns, or by the pods that wait.",
+    ),
+    key(
+        "allocation",
+        Shape::Group,
+        "Which free GPUs counted pods get.",
+    ),
+    key(
+        "allocation.prefer",
+        Shape::Prefer,
+        "Those that are connected best, or the last of the list.",
     ),
     key(
         "ignoreProcesses",
@@ -283,6 +295,7 @@ fn shape_schema(key: &Key, is_in: impl Fn(&Key) -> bool + Copy) -> Value {
         Shape::Pause => json!({"type": "string", "pattern": "^[0-9]+(ms|s)$"}),
         Shape::Notice => json!({"enum": Notice::ALL.map(Notice::as_str)}),
         Shape::Demand => json!({"enum": Demand::ALL.map(Demand::as_str)}),
+        Shape::Prefer => json!({"enum": Prefer::ALL.map(Prefer::as_str)}),
         Shape::Names => json!({
             "type": "array",
             "maxItems": NAMES_MAX,

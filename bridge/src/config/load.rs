@@ -148,6 +148,7 @@ fn lines_of(config: &Config, indent: &str) -> String {
         ),
         ("offers.notice", config.notice.as_str().to_owned()),
         ("offers.demand", config.demand.as_str().to_owned()),
+        ("allocation", format!("prefer {}", settings.prefer.as_str())),
         ("ignoreProcesses", list(config.ignore_processes.clone())),
         ("devicePlugin", device_plugin::report(&config.handout)),
         ("health.xids", xids(&settings.xids)),

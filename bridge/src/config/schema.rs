@@ -14,8 +14,8 @@ use super::keys::{
 };
 use super::lines::line_of;
 use super::values::{
-    API_VERSION, api_version, cut, demand, mode, notice, number, pause, process_name, shown, xid,
-    xid_action,
+    API_VERSION, api_version, cut, demand, mode, notice, number, pause, prefer, process_name,
+    shown, xid, xid_action,
 };
 use super::{Config, Document, device_plugin, devices, nvidia};
 
@@ -263,6 +263,7 @@ impl<'a> Reader<'a> {
             "offers.quiet" => pause(value).map(|pause| settings.pace.quiet = pause),
             "offers.notice" => notice(value).map(|notice| self.config.notice = notice),
             "offers.demand" => demand(value).map(|demand| self.config.demand = demand),
+            "allocation.prefer" => prefer(value).map(|prefer| settings.prefer = prefer),
             "health.xids.others" => xid_action(value).map(|action| settings.xids.others = action),
             _ => device_plugin::take(&mut self.config, name, value),
         };

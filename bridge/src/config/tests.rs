@@ -2,7 +2,7 @@
 
 use bridge_core::{
     DeviceRule, DeviceSpecs, Faces, Handout, IdStrategy, Limits, ListStrategy, Matcher, Mode,
-    Weights, Xid, XidAction, XidRules,
+    Prefer, Weights, Xid, XidAction, XidRules,
 };
 use expect_test::{Expect, expect};
 use proptest::prelude::*;
@@ -77,6 +77,7 @@ fn every_key_is_taken() {
          limits: {legacy: 7, dra: 128}\n\
          devices:\n- {index: 3, faces: [dra]}\n- {product: '*A100*', faces: []}\n\
          offers:\n  minLegacy: 2\n  settle: 500ms\n  dwell: 1s\n  quiet: 50ms\n  notice: bind\n  demand: watch\n  weights:\n    legacy: 3\n    dra: 0\n\
+         allocation: {prefer: tail}\n\
          ignoreProcesses:\n- dcgm-exporter\n- \"x y\"\n\
          health:\n  xids: {ignore: [62, 48], fault: [94], others: ignore}\n\
          devicePlugin:\n  deviceListStrategy: [envvar, cdi-cri]\n  deviceIDStrategy: index\n  passDeviceSpecs: true\n  cdiAnnotationPrefix: nvidia.cdi.k8s.io/\n",
@@ -112,6 +113,7 @@ fn every_key_is_taken() {
         (config.notice, config.demand),
         (Notice::Bind, Demand::Watch)
     );
+    assert_eq!(config.settings.prefer, Prefer::Tail);
     assert_eq!(config.ignore_processes, ["dcgm-exporter", "x y"]);
     let xids = XidRules {
         ignore: [48, 62].map(Xid::new).into(),
@@ -216,7 +218,7 @@ nonsense: [1, 2]
               config.yaml:11: ignoreProcesses[1]: 7: a process name is text; put it in quotes
               config.yaml:12: ignoreProcesses[2]: "": a process name is not empty
               config.yaml:13: legacy: 3: there is no such key; did you mean limits.legacy?
-              config.yaml:14: nonsense: a list: there is no such key; known keys: apiVersion, mode, limits.legacy, limits.dra, offers.minLegacy, offers.weights.legacy, offers.weights.dra, offers.settle, offers.dwell, offers.quiet, offers.notice, offers.demand, ignoreProcesses, devicePlugin.deviceListStrategy, devicePlugin.deviceIDStrategy, devicePlugin.passDeviceSpecs, devicePlugin.cdiAnnotationPrefix, health.xids.ignore, health.xids.fault, health.xids.others, devices, profiles"#]],
+              config.yaml:14: nonsense: a list: there is no such key; known keys: apiVersion, mode, limits.legacy, limits.dra, offers.minLegacy, offers.weights.legacy, offers.weights.dra, offers.settle, offers.dwell, offers.quiet, offers.notice, offers.demand, allocation.prefer, ignoreProcesses, devicePlugin.deviceListStrategy, devicePlugin.deviceIDStrategy, devicePlugin.passDeviceSpecs, devicePlugin.cdiAnnotationPrefix, health.xids.ignore, health.xids.fault, health.xids.others, devices, profiles"#]],
     );
 }
 
@@ -229,6 +231,34 @@ fn a_wrong_way_to_notice_or_to_move_is_told_with_those_there_are() {
               config.yaml:3: offers.notice: "binds": allowed: allocation, bind; did you mean bind?
               config.yaml:4: offers.demand: "off": allowed: turns, watch"#]],
     );
+}
+
+#[test]
+fn a_wrong_way_to_prefer_gpus_is_told_with_those_there_are_and_a_profile_has_its_own() {
+    check(
+        &format!(
+            "{HEAD}allocation:\n  prefer: packed\n  policy: distributed\nprofiles:\n  odd:\n    allocation: {{prefer: tails}}\n"
+        ),
+        expect![[r#"
+            the configuration config.yaml has 3 mistakes and is not used:
+              config.yaml:3: allocation.prefer: "packed": allowed: wiring, tail
+              config.yaml:4: allocation.policy: "distributed": there is no such key; known keys: apiVersion, mode, limits.legacy, limits.dra, offers.minLegacy, offers.weights.legacy, offers.weights.dra, offers.settle, offers.dwell, offers.quiet, offers.notice, offers.demand, allocation.prefer, ignoreProcesses, devicePlugin.deviceListStrategy, devicePlugin.deviceIDStrategy, devicePlugin.passDeviceSpecs, devicePlugin.cdiAnnotationPrefix, health.xids.ignore, health.xids.fault, health.xids.others, devices, profiles
+              config.yaml:7: profiles.odd.allocation.prefer: "tails": allowed: wiring, tail; did you mean tail?"#]],
+    );
+    check(
+        &format!("{HEAD}allocation: tail\n"),
+        expect![[r#"
+            the configuration config.yaml has a mistake and is not used:
+              config.yaml:2: allocation: "tail": keys and values are expected here"#]],
+    );
+    let (_folder, path) = file(&format!(
+        "{HEAD}profiles: {{odd: {{allocation: {{prefer: tail}}}}, empty: {{allocation: }}}}\n"
+    ));
+    let document = load(&path).unwrap();
+    let prefer = |profile| document.choose(profile).unwrap().settings.prefer;
+    assert_eq!(prefer(None), Prefer::Wiring);
+    assert_eq!(prefer(Some("odd")), Prefer::Tail);
+    assert_eq!(prefer(Some("empty")), Prefer::Wiring);
 }
 
 #[test]
@@ -264,8 +294,8 @@ fn values_of_a_wrong_kind_are_named() {
         ),
         expect![[r#"
             the configuration config.yaml has 6 mistakes and is not used:
-              config.yaml: 8: "x": there is no such key; known keys: apiVersion, mode, limits.legacy, limits.dra, offers.minLegacy, offers.weights.legacy, offers.weights.dra, offers.settle, offers.dwell, offers.quiet, offers.notice, offers.demand, ignoreProcesses, devicePlugin.deviceListStrategy, devicePlugin.deviceIDStrategy, devicePlugin.passDeviceSpecs, devicePlugin.cdiAnnotationPrefix, health.xids.ignore, health.xids.fault, health.xids.others, devices, profiles
-              config.yaml: a list: "b": there is no such key; known keys: apiVersion, mode, limits.legacy, limits.dra, offers.minLegacy, offers.weights.legacy, offers.weights.dra, offers.settle, offers.dwell, offers.quiet, offers.notice, offers.demand, ignoreProcesses, devicePlugin.deviceListStrategy, devicePlugin.deviceIDStrategy, devicePlugin.passDeviceSpecs, devicePlugin.cdiAnnotationPrefix, health.xids.ignore, health.xids.fault, health.xids.others, devices, profiles
+              config.yaml: 8: "x": there is no such key; known keys: apiVersion, mode, limits.legacy, limits.dra, offers.minLegacy, offers.weights.legacy, offers.weights.dra, offers.settle, offers.dwell, offers.quiet, offers.notice, offers.demand, allocation.prefer, ignoreProcesses, devicePlugin.deviceListStrategy, devicePlugin.deviceIDStrategy, devicePlugin.passDeviceSpecs, devicePlugin.cdiAnnotationPrefix, health.xids.ignore, health.xids.fault, health.xids.others, devices, profiles
+              config.yaml: a list: "b": there is no such key; known keys: apiVersion, mode, limits.legacy, limits.dra, offers.minLegacy, offers.weights.legacy, offers.weights.dra, offers.settle, offers.dwell, offers.quiet, offers.notice, offers.demand, allocation.prefer, ignoreProcesses, devicePlugin.deviceListStrategy, devicePlugin.deviceIDStrategy, devicePlugin.passDeviceSpecs, devicePlugin.cdiAnnotationPrefix, health.xids.ignore, health.xids.fault, health.xids.others, devices, profiles
               config.yaml:2: mode: nothing: is no mode; allowed: legacy, both, dra, drained
               config.yaml:3: limits: 8: keys and values are expected here
               config.yaml:4: offers: a list: keys and values are expected here
@@ -356,6 +386,7 @@ fn a_report_says_what_a_file_means() {
           offers           settle 300 ms, dwell 500 ms, quiet 300 ms, minLegacy 0
           offers.notice    allocation
           offers.demand    turns
+          allocation       prefer wiring
           ignoreProcesses  a, b
           devicePlugin     cdi-cri by uuid
           health.xids      ignore 13 31 43 45 63 68 94 109, others fault
@@ -477,6 +508,7 @@ fn a_file_of_nvidias_plugin_is_read_and_what_is_not_done_is_said_key_by_key() {
           offers           settle 300 ms, dwell 500 ms, quiet 300 ms, minLegacy 0
           offers.notice    allocation
           offers.demand    turns
+          allocation       prefer wiring
           ignoreProcesses  none
           devicePlugin     cdi-cri, envvar by uuid, device nodes passed
           health.xids      ignore 13 31 43 45 63 68 94 109, others fault
@@ -503,7 +535,7 @@ fn a_file_of_nvidias_plugin_is_read_and_what_is_not_done_is_said_key_by_key() {
 }
 
 /// Each key with values that it takes and values that it does not.
-const SAMPLES: [(&str, &[&str], &[&str]); 21] = [
+const SAMPLES: [(&str, &[&str], &[&str]); 22] = [
     ("apiVersion", &["gpu-bridge.dev/v1alpha1"], &["v1", "1"]),
     ("mode", &["legacy", "both", "dra", "drained"], &["all", "1"]),
     ("limits.legacy", &["0", "128"], &["129", "-1", "1.5", "a"]),
@@ -516,6 +548,11 @@ const SAMPLES: [(&str, &[&str], &[&str]); 21] = [
     ("offers.quiet", &["50ms"], &["ms"]),
     ("offers.notice", &["allocation", "bind"], &["never"]),
     ("offers.demand", &["turns", "watch"], &["yes"]),
+    (
+        "allocation.prefer",
+        &["wiring", "tail"],
+        &["distributed", "packed", "[tail]", "1"],
+    ),
     (
         "ignoreProcesses",
         &["[]", "[a, b]"],

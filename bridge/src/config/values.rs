@@ -3,7 +3,7 @@
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use bridge_core::{Mode, Xid, XidAction};
+use bridge_core::{Mode, Prefer, Xid, XidAction};
 use serde_yaml::Value;
 
 use super::hint::meant;
@@ -34,6 +34,10 @@ pub(super) fn notice(value: &Value) -> Result<Notice, String> {
 
 pub(super) fn demand(value: &Value) -> Result<Demand, String> {
     one_of(value, Demand::ALL, Demand::as_str)
+}
+
+pub(super) fn prefer(value: &Value) -> Result<Prefer, String> {
+    one_of(value, Prefer::ALL, Prefer::as_str)
 }
 
 pub(super) fn xid_action(value: &Value) -> Result<XidAction, String> {

@@ -86,7 +86,7 @@ fn project(folder: &Path, version: &str, text: &str) {
 }
 
 /// How often the kubelet was told of either face.
-fn registrations(world: &World) -> usize {
+pub(crate) fn registrations(world: &World) -> usize {
     let told = [
         "registered the device plugin",
         "the kubelet has registered the DRA driver",

@@ -2,9 +2,10 @@
 
 use std::path::Path;
 
-use fake_nvml::Scenario;
+use fake_nvml::{FakeNode, Scenario};
 
-use crate::world::{SOON, World, until};
+use crate::live::{config_says, registrations};
+use crate::world::{RESOURCE, SOON, World, until};
 
 /// The numbers of GPUs, by their ids.
 fn numbers(world: &World, ids: &[String]) -> Vec<usize> {
@@ -23,11 +24,15 @@ async fn preferred(world: &World, available: usize, size: usize) -> Vec<usize> {
     numbers(world, &preferred.unwrap())
 }
 
+/// Eight GPUs of which the last two of the first seven are not the best connected.
+fn hybrid_cube_mesh() -> Scenario {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fake-nvml/scenarios");
+    Scenario::load(&folder.join("dgx-1v.yaml")).unwrap()
+}
+
 #[tokio::test]
 async fn a_pod_gets_the_gpus_that_are_best_connected_and_no_call_asks_nvml_for_that() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fake-nvml/scenarios");
-    let scenario = Scenario::load(&folder.join("dgx-1v.yaml")).unwrap();
-    let world = World::of_configured(&scenario, "mode: legacy\n").await;
+    let world = World::of_configured(&hybrid_cube_mesh(), "mode: legacy\n").await;
     // Two links and one switch, where the tail of the list has two links and two switches.
     until("the wiring is known", SOON, async || {
         preferred(&world, 7, 2).await == [2, 3]
@@ -54,4 +59,52 @@ async fn what_is_known_of_the_wiring_holds_while_it_is_read_anew() {
     world.rescan();
     until("it is read anew", SOON, async || times(READ) == 2).await;
     assert_eq!(times(SEEN), 1, "nothing has changed");
+}
+
+/// Waits until both kinds are offered all eight GPUs.
+async fn rests(world: &World) {
+    world.counts("8").await;
+    world.kubelet().wait_for_healthy(RESOURCE, 8, SOON).await;
+    until("claims are offered all", SOON, async || {
+        world.open_devices().len() == 8
+    })
+    .await;
+}
+
+/// What has been written at the API server about this node's GPUs.
+fn writes(world: &World) -> Vec<u64> {
+    let verbs = ["create", "update", "patch", "delete"].into_iter();
+    let counts = verbs.flat_map(|verb| {
+        ["resourceslices", "nodes", "nodes/status"].map(|what| world.api.count(verb, what))
+    });
+    counts.collect()
+}
+
+#[tokio::test]
+async fn what_is_preferred_changes_with_the_file_and_nothing_registers_anew() {
+    let mut world = World::with(&hybrid_cube_mesh(), FakeNode::create).await;
+    world.api.allow("patch", "nodes/status");
+    world.configure("mode: both\n");
+    let mut world = world.started().await;
+    until("the wiring is known", SOON, async || {
+        preferred(&world, 7, 2).await == [2, 3]
+    })
+    .await;
+    rests(&world).await;
+    assert_eq!(world.status().await["allocation"]["prefer"], "wiring");
+    let before = (registrations(&world), writes(&world));
+    assert!(before.1.contains(&1), "the slice was made once: {before:?}");
+    for (prefer, expected) in [("tail", [5, 6]), ("wiring", [2, 3]), ("tail", [5, 6])] {
+        world.configure(&format!("mode: both\nallocation:\n  prefer: {prefer}\n"));
+        until(&format!("{prefer} is preferred"), SOON, async || {
+            let shown = world.status().await["allocation"]["prefer"] == prefer;
+            shown && preferred(&world, 7, 2).await == expected
+        })
+        .await;
+    }
+    rests(&world).await;
+    assert_eq!((registrations(&world), writes(&world)), before);
+    world.configure("mode: both\nallocation:\n  prefer: packed\n");
+    config_says(&world, &["allocation.prefer", "allowed: wiring, tail"]).await;
+    assert_eq!(preferred(&world, 7, 2).await, [5, 6], "as it was");
 }

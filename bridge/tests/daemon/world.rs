@@ -131,7 +131,7 @@ impl World {
         Self::with(&Scenario::h100(gpus), FakeNode::without_library).await
     }
 
-    async fn with(
+    pub(crate) async fn with(
         scenario: &Scenario,
         make: fn(&Path, &Scenario) -> Result<FakeNode, fake_nvml::Error>,
     ) -> Self {

@@ -7,7 +7,8 @@ use proptest::prelude::*;
 
 use super::kit::{Daemon, unit};
 use crate::{
-    Ancestor, Connection, CountedOffer, DeviceId, Health, Offers, Settings, Topology, UnitId,
+    Ancestor, Connection, CountedOffer, DeviceId, Health, Offers, Prefer, Settings, Topology,
+    UnitId,
 };
 
 /// The wiring of real machines, as `nvidia-smi topo -m` prints it; the fake NVML answers by the same files.
@@ -318,6 +319,50 @@ fn wiring_decides_among_ids_that_are_alike_and_never_takes_one_that_is_worse() {
     offers.counted[0].reserved = true;
     offers.counted[1].leaving = true;
     assert_eq!(picked(&offers, &[0, 1, 2, 3], &[], 2), [2, 3]);
+}
+
+#[test]
+fn where_the_tail_is_preferred_wiring_decides_nothing_and_all_else_stays() {
+    let mut tail = Offers {
+        prefer: Prefer::Tail,
+        ..offers(&recorded(DGX_1V))
+    };
+    let wired = offers(&recorded(DGX_1V));
+    let six: Vec<usize> = (0..6).collect();
+    assert_eq!(picked(&wired, &six, &[], 2), [2, 3]);
+    assert_eq!(picked(&tail, &six, &[], 2), [4, 5]);
+    assert_eq!(picked(&wired, &six, &[0], 2), [0, 3]);
+    assert_eq!(picked(&tail, &six, &[0], 2), [0, 5]);
+    assert_eq!(picked(&tail, &six, &[], 9), six);
+    assert_eq!(picked(&tail, &six, &[1, 2, 3], 2), [1, 2]);
+    // Free ones first, then those that are about to leave, then what a claim was allocated.
+    tail.counted[5].reserved = true;
+    tail.counted[4].leaving = true;
+    tail.counted[3].free = false;
+    assert_eq!(picked(&tail, &six, &[], 2), [1, 2]);
+    assert_eq!(picked(&tail, &six, &[], 4), [0, 1, 2, 4]);
+    assert_eq!(picked(&tail, &six, &[], 5), [0, 1, 2, 3, 4]);
+    assert_eq!(picked(&tail, &six, &[5], 3), [1, 2, 5]);
+}
+
+#[test]
+fn what_is_preferred_changes_with_the_settings_and_changes_no_other_offer() {
+    let mut daemon = Daemon::with_gpus(8, Settings::default());
+    let wiring = Arc::new(topology(&recorded(DGX_1V)));
+    daemon.act(|t| t.observe_topology(Arc::clone(&wiring)));
+    let before = daemon.pool.offers();
+    let settings = |prefer| Settings {
+        prefer,
+        ..Settings::default()
+    };
+    daemon.act(|t| t.configure(settings(Prefer::Tail)));
+    let changed = Offers {
+        prefer: Prefer::Tail,
+        ..before.clone()
+    };
+    assert_eq!(daemon.pool.offers(), changed);
+    daemon.act(|t| t.configure(settings(Prefer::Wiring)));
+    assert_eq!(daemon.pool.offers(), before);
 }
 
 #[test]
