@@ -237,12 +237,18 @@ impl Ledger {
     /// The legacy hold that carries an id, and its unit.
     #[must_use]
     pub fn carrier_of(&self, id: &DeviceId) -> Option<(&UnitId, &Hold)> {
-        self.holds.iter().find_map(|(unit, holds)| {
-            holds
-                .iter()
-                .find(|hold| hold.device_id() == Some(id))
-                .map(|hold| (unit, hold))
-        })
+        fn carrying<'a>(
+            id: &DeviceId,
+            (unit, holds): (&'a UnitId, &'a Vec<Hold>),
+        ) -> Option<(&'a UnitId, &'a Hold)> {
+            let mut holds = holds.iter();
+            let found = holds.find(|hold| hold.device_id() == Some(id));
+            found.map(|hold| (unit, hold))
+        }
+        // As a rule an id is carried by the unit that it names.
+        let named = self.holds.get_key_value(id.named_unit());
+        let own = named.and_then(|held| carrying(id, held));
+        own.or_else(|| self.holds.iter().find_map(|held| carrying(id, held)))
     }
 
     /// The unit that stands behind a kubelet id now (rule 4: ids and units are a bijection).
@@ -276,10 +282,16 @@ impl Ledger {
         if let Some(id) = self.holds_on(unit).iter().find_map(Hold::device_id) {
             return Some(id.clone());
         }
-        self.units
-            .keys()
-            .map(|named| DeviceId::of_unit(named.clone()))
-            .find(|id| self.unit_behind(id) == Some(unit))
+        // Whoever carries the id of a unit has left its own to stand for that unit, unless somebody carries it as well.
+        let (mut stands, _) = self.units.get_key_value(unit)?;
+        for _ in 0..=self.units.len() {
+            let id = DeviceId::of_unit(stands.clone());
+            match self.carrier_of(&id) {
+                None => return Some(id),
+                Some((carrier, _)) => stands = carrier,
+            }
+        }
+        None
     }
 
     /// Units held by a counted pod under an id that names another unit.
