@@ -3,23 +3,20 @@
 //! It owns the kernel's events (inotify) and what makes up for those that do not come: a folder may come and go, be
 //! replaced, or lie on a file system that tells nothing. It must not know what the files are.
 //!
-//! Only what comes, goes and is written is asked for, not what is read: a daemon that looks would wake itself.
+//! What is opened and read is no change: a daemon that looks would wake itself.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::fmt;
 use std::fs;
-use std::io;
-use std::mem::MaybeUninit;
-use std::os::fd::OwnedFd;
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
-use rustix::io::Errno;
-use tokio::io::unix::AsyncFd;
+use notify::event::{AccessKind, AccessMode, ModifyKind};
+use notify::{EventKind, RecommendedWatcher, RecursiveMode, Watcher as _};
+use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
 use crate::ticks;
@@ -30,9 +27,6 @@ pub const UNWATCHED: Duration = Duration::from_secs(1);
 
 /// The same with events: they do not tell when a folder is replaced, and not every file system has them.
 pub const WATCHED: Duration = Duration::from_secs(10);
-
-/// Room for some ten events: more are read in further rounds.
-const BUFFER: usize = 1024;
 
 /// Which names are of interest.
 type Names = fn(&OsStr) -> bool;
@@ -54,18 +48,27 @@ impl fmt::Debug for Folders {
     }
 }
 
-/// An inotify instance, and what it watches.
+/// A watcher with a thread of its own, and what it watches.
 struct Events {
-    inotify: AsyncFd<OwnedFd>,
-    watched: BTreeMap<PathBuf, Watched>,
+    watcher: RecommendedWatcher,
+    told: Arc<Told>,
+    /// Device and inode of each folder: one that is moved away leaves another in its place.
+    identities: BTreeMap<PathBuf, (u64, u64)>,
 }
 
-/// A folder that is watched.
-#[derive(Debug, Clone, Copy)]
+/// What the watcher has told and nobody has heard yet.
+struct Told {
+    names: Names,
+    changed: Notify,
+    folders: Mutex<Watched>,
+}
+
+/// Folders that are watched.
+#[derive(Debug, Default)]
 struct Watched {
-    number: i32,
-    /// Device and inode; a folder that is moved away leaves another one in its place.
-    identity: (u64, u64),
+    all: BTreeSet<PathBuf>,
+    /// Those of them that were removed or moved: the next ones may well get their inodes.
+    ended: BTreeSet<PathBuf>,
 }
 
 /// Why it is time to look.
@@ -117,9 +120,8 @@ impl Folders {
         } else {
             now + limit
         };
-        let names = self.names;
         tokio::select! {
-            () = next(self.events.as_mut(), names) => Why::Changed,
+            () = next(self.events.as_ref()) => Why::Changed,
             () = sleep_until(end) => Why::Due,
         }
     }
@@ -127,7 +129,7 @@ impl Folders {
     /// Watches the folders that are there now: whether one of them was not watched before, and whether all are.
     fn renew(&mut self) -> (bool, bool) {
         if self.events.is_none() {
-            self.events = match Events::new() {
+            self.events = match Events::new(self.names) {
                 Ok(events) => Some(events),
                 Err(error) => {
                     if !std::mem::replace(&mut self.told, true) {
@@ -147,7 +149,7 @@ impl Folders {
                 Ok(is_new) => news |= is_new,
                 Err(error) => {
                     all = false;
-                    if error.kind() != io::ErrorKind::NotFound {
+                    if folder.exists() {
                         tracing::debug!(%error, folder = %folder.display(), "no events for a folder, it is looked at each second");
                     }
                 }
@@ -158,67 +160,48 @@ impl Folders {
 }
 
 /// Waits for an event that is of interest; for ever without events.
-async fn next(events: Option<&mut Events>, names: Names) {
-    let Some(events) = events else {
-        return std::future::pending().await;
-    };
-    loop {
-        let Ok(mut ready) = events.inotify.readable().await else {
-            // The runtime is ending.
-            return std::future::pending().await;
-        };
-        ready.clear_ready();
-        drop(ready);
-        if events.read(names) {
-            return;
-        }
+async fn next(events: Option<&Events>) {
+    match events {
+        Some(events) => events.told.changed.notified().await,
+        None => std::future::pending().await,
     }
 }
 
 impl Events {
-    #[expect(
-        deprecated,
-        reason = "a descriptor that is owned stays open, as is asked for; what is offered instead is unsafe code"
-    )]
-    fn new() -> io::Result<Self> {
-        let inotify = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC)?;
+    fn new(names: Names) -> notify::Result<Self> {
+        let told = Arc::new(Told {
+            names,
+            changed: Notify::new(),
+            folders: Mutex::default(),
+        });
+        let ear = Arc::clone(&told);
         Ok(Self {
-            inotify: AsyncFd::with_interest(inotify, tokio::io::Interest::READABLE)?,
-            watched: BTreeMap::new(),
+            watcher: notify::recommended_watcher(move |event| ear.hear(event))?,
+            told,
+            identities: BTreeMap::new(),
         })
     }
 
     /// Watches a folder, if this one is not watched already; answers whether it was not.
-    fn watch(&mut self, folder: &Path) -> io::Result<bool> {
+    fn watch(&mut self, folder: &Path) -> notify::Result<bool> {
         let found = fs::metadata(folder);
         let identity = found.as_ref().map(|it| (it.dev(), it.ino())).ok();
-        let before = self.watched.get(folder).copied();
-        if let Some(before) = before {
-            if Some(before.identity) == identity {
+        let ended = self.told.folders().ended.remove(folder);
+        if let Some(before) = self.identities.get(folder) {
+            if Some(*before) == identity && !ended {
                 return Ok(false);
             }
             self.forget(folder);
         }
-        let Some(identity) = identity else {
-            return Err(found
-                .err()
-                .unwrap_or_else(|| io::ErrorKind::NotFound.into()));
-        };
-        let flags = WatchFlags::CREATE
-            | WatchFlags::DELETE
-            | WatchFlags::MOVE
-            | WatchFlags::CLOSE_WRITE
-            | WatchFlags::DELETE_SELF
-            | WatchFlags::MOVE_SELF
-            | WatchFlags::ONLYDIR;
-        let number = inotify::add_watch(self.inotify.get_ref(), folder, flags)?;
-        self.watched
-            .insert(folder.to_owned(), Watched { number, identity });
+        let identity = found.map(|it| (it.dev(), it.ino()))?;
+        self.told.folders().all.insert(folder.to_owned());
+        self.watcher.watch(folder, RecursiveMode::NonRecursive)?;
+        self.identities.insert(folder.to_owned(), identity);
         Ok(true)
     }
 
     fn forget_others(&mut self, wanted: &BTreeSet<PathBuf>) {
-        let others = self.watched.keys().filter(|it| !wanted.contains(*it));
+        let others = self.identities.keys().filter(|it| !wanted.contains(*it));
         let others: Vec<PathBuf> = others.cloned().collect();
         for folder in others {
             self.forget(&folder);
@@ -226,50 +209,60 @@ impl Events {
     }
 
     fn forget(&mut self, folder: &Path) {
-        if let Some(watched) = self.watched.remove(folder)
-            && !self.watched.values().any(|it| it.number == watched.number)
-        {
-            // The kernel has forgotten one that was removed by itself.
-            let _ = inotify::remove_watch(self.inotify.get_ref(), watched.number);
+        self.identities.remove(folder);
+        let mut folders = self.told.folders();
+        folders.all.remove(folder);
+        folders.ended.remove(folder);
+        drop(folders);
+        // One that was removed is forgotten already.
+        let _ = self.watcher.unwatch(folder);
+    }
+}
+
+impl Told {
+    fn folders(&self) -> MutexGuard<'_, Watched> {
+        self.folders.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes an event on the watcher's thread.
+    fn hear(&self, event: notify::Result<notify::Event>) {
+        let is_news = match event {
+            // Events were lost, or may have been.
+            Err(_) => true,
+            Ok(event) if event.need_rescan() => true,
+            Ok(event) => changes(event.kind) && self.is_of_interest(&event),
+        };
+        if is_news {
+            self.changed.notify_one();
         }
     }
 
-    /// Takes all events; answers whether one is of interest.
-    fn read(&mut self, names: Names) -> bool {
-        let mut buffer = [MaybeUninit::uninit(); BUFFER];
-        let mut news = false;
-        let mut ended = BTreeSet::new();
-        let mut reader = Reader::new(self.inotify.get_ref(), &mut buffer);
-        loop {
-            let event = match reader.next() {
-                Ok(event) => event,
-                Err(Errno::INTR) => continue,
-                Err(_) => break,
-            };
-            let flags = event.events();
-            let is_watched = self.watched.values().any(|it| it.number == event.wd());
-            if !is_watched {
-                // Of a folder that was forgotten meanwhile, or events were lost.
-                news |= flags.contains(ReadFlags::QUEUE_OVERFLOW);
-                continue;
+    fn is_of_interest(&self, event: &notify::Event) -> bool {
+        let mut folders = self.folders();
+        let mut is_news = false;
+        for path in &event.paths {
+            if folders.all.contains(path) {
+                // Whatever is in its place now is watched with the next look.
+                folders.ended.insert(path.clone());
+                is_news = true;
             }
-            if flags.intersects(ReadFlags::IGNORED | ReadFlags::MOVE_SELF | ReadFlags::UNMOUNT) {
-                ended.insert(event.wd());
-            }
-            // An event without a name is about the folder itself.
-            let name = event.file_name();
-            news |= name.is_none_or(|name| names(OsStr::from_bytes(name.to_bytes())));
+            is_news |= path.file_name().is_some_and(self.names);
         }
-        // One that is moved is elsewhere; whatever is in its place now is watched with the next look.
-        let gone = self
-            .watched
-            .iter()
-            .filter(|(_, it)| ended.contains(&it.number));
-        let gone: Vec<PathBuf> = gone.map(|(folder, _)| folder.clone()).collect();
-        for folder in gone {
-            self.forget(&folder);
-        }
-        news
+        is_news
+    }
+}
+
+/// Whether something came, went or was written, and not only opened or read.
+fn changes(kind: EventKind) -> bool {
+    match kind {
+        EventKind::Access(AccessKind::Close(AccessMode::Write))
+        | EventKind::Create(_)
+        | EventKind::Modify(ModifyKind::Name(_))
+        | EventKind::Remove(_)
+        | EventKind::Any
+        | EventKind::Other => true,
+        // What is being written is closed in the end.
+        EventKind::Access(_) | EventKind::Modify(_) => false,
     }
 }
 

@@ -1,4 +1,5 @@
 use std::fs::{self, File};
+use std::os::unix::ffi::OsStrExt;
 
 use tokio::time::timeout;
 
