@@ -5,8 +5,6 @@
 //! kubelet starts.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
-use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -23,6 +21,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
 
 use super::health::{self, Reported};
+use super::registry::{Identity, Registry};
 use crate::dial::{self, go_error};
 use crate::lock;
 
@@ -118,8 +117,10 @@ impl Drivers {
     /// Watches a folder of registration sockets until the token is cancelled.
     pub(crate) async fn watch(self: Arc<Self>, dir: PathBuf, stop: CancellationToken) {
         let mut known: BTreeMap<PathBuf, Socket> = BTreeMap::new();
+        let mut registry = Registry::default();
         loop {
-            self.scan(&dir, &mut known, &stop).await;
+            let found = registry.sockets(&dir).clone();
+            self.scan(found, &mut known, &stop).await;
             tokio::select! {
                 () = stop.cancelled() => return,
                 () = tokio::time::sleep(SCAN_INTERVAL) => {}
@@ -129,11 +130,10 @@ impl Drivers {
 
     async fn scan(
         self: &Arc<Self>,
-        dir: &Path,
+        found: BTreeMap<PathBuf, Identity>,
         known: &mut BTreeMap<PathBuf, Socket>,
         stop: &CancellationToken,
     ) {
-        let found = sockets(dir);
         // Unregistrations come first. A socket that was made anew is another one.
         let gone: BTreeSet<PathBuf> = known
             .iter()
@@ -279,35 +279,6 @@ struct Socket {
 struct PluginOf {
     name: String,
     endpoint: PathBuf,
-}
-
-/// Tells a socket from one that was made later under the same name: inode, and time it was made (which a
-/// later chmod leaves alone), in seconds and nanoseconds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Identity(u64, i64, i64);
-
-/// All sockets below a folder whose name does not begin with a dot.
-fn sockets(dir: &Path) -> BTreeMap<PathBuf, Identity> {
-    let mut found = BTreeMap::new();
-    let Ok(entries) = fs::read_dir(dir) else {
-        return found;
-    };
-    for entry in entries.flatten() {
-        let path = entry.path();
-        let Ok(metadata) = fs::symlink_metadata(&path) else {
-            continue;
-        };
-        if entry.file_name().to_string_lossy().starts_with('.') {
-            continue;
-        }
-        if metadata.is_dir() {
-            found.extend(sockets(&path));
-        } else if metadata.file_type().is_socket() {
-            let identity = Identity(metadata.ino(), metadata.mtime(), metadata.mtime_nsec());
-            found.insert(path, identity);
-        }
-    }
-    found
 }
 
 /// The services that a kubelet knows, each with its name in the list of a driver.

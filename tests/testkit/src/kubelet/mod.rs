@@ -18,6 +18,7 @@ mod health;
 mod plugins;
 mod pod;
 mod pods;
+mod registry;
 mod servers;
 mod session;
 
