@@ -13,10 +13,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use bridge_core::{
-    AllocateRequest, Claims, DeviceId, Gpu, Inventory, Ledger, Listing, Mode, Patience, PodSource,
-    Pods, Pool, Processes, Settings, Side, UnitId, UnitProcesses,
+    Access, AllocateRequest, ClaimRef, ClaimUid, ClaimedDevice, Claims, DeviceId, DeviceName, Gpu,
+    Inventory, Ledger, Listing, Mode, Patience, PodSource, Pods, Pool, PrepareRequest, Processes,
+    Settings, Side, UnitId, UnitProcesses,
 };
-use gpu_bridge::arbiter::{AllocateReply, Arbiter, Handle, Observation, ProcessProbe};
+use gpu_bridge::arbiter::{
+    AllocateReply, Arbiter, Handle, Observation, PrepareReply, ProcessProbe,
+};
 use gpu_bridge::cdi::{CdiFiles, Roots};
 use gpu_bridge::metrics::Metrics;
 use gpu_bridge::store::{BootId, Store};
@@ -138,6 +141,49 @@ async fn news_by_which_no_gpu_changes_hands_do_not_make_a_call_wait_for_another_
     assert_eq!(looks(listing).await, 1, "a listing");
     let pods = Observation::Pods(None);
     assert_eq!(looks(pods).await, 1, "the pods");
+    drop(handle);
+    running.await.unwrap();
+}
+
+#[tokio::test]
+async fn calls_for_one_claim_at_once_all_find_its_cdi_file_whole() {
+    const CALLS: usize = 16;
+    let folder = tempfile::tempdir().unwrap();
+    let settings = Settings {
+        mode: Mode::Dra,
+        ..Settings::default()
+    };
+    let (arbiter, handle) = arbiter(folder.path(), settings, &Arc::default());
+    let running = tokio::spawn(arbiter.run());
+    about_to_rest(&handle, 2).await;
+    let claim = ClaimRef {
+        uid: ClaimUid::new("claim-1").unwrap(),
+        namespace: "a".to_owned(),
+        name: "c".to_owned(),
+    };
+    let file = folder.path().join("cdi/gpu-bridge.dev-claim_claim-1.json");
+    let prepare = async || {
+        let request = PrepareRequest {
+            claim: claim.clone(),
+            devices: vec![ClaimedDevice {
+                requests: vec!["gpu".to_owned()],
+                pool: "node".to_owned(),
+                device: DeviceName::new("gpu-0").unwrap(),
+                access: Access::Owner,
+            }],
+            arrived: handle.uptime(),
+            patience: Patience::LastCall,
+        };
+        let reply = handle.prepare(request).await;
+        assert!(matches!(reply, Ok(PrepareReply::Prepared(_))), "{reply:?}");
+        let text = fs::read_to_string(&file).unwrap();
+        assert!(text.ends_with('}') || text.ends_with("}\n"), "{text:?}");
+    };
+    // Each round is one batch, and writes a file that is not there yet.
+    for _ in 0..20 {
+        futures::future::join_all((0..CALLS).map(|_| prepare())).await;
+        handle.unprepare(claim.clone()).await.unwrap();
+    }
     drop(handle);
     running.await.unwrap();
 }

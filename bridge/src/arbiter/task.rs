@@ -12,9 +12,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use bridge_core::{
-    AllocateOutcome, ClaimRef, DeviceId, Evidence, Grant, Ledger, Moment, NotCleared, NotReleased,
-    Offers, PodUid, Pool, Preparation, PrepareOutcome, Processes, Report, Standing, Status,
-    Transition, UnitId,
+    AllocateOutcome, ClaimRef, ClaimUid, DeviceId, Evidence, Grant, Ledger, Moment, NotCleared,
+    NotReleased, Offers, PodUid, Pool, Preparation, PrepareOutcome, Processes, Report, Standing,
+    Status, Transition, UnitId,
 };
 use futures::future::{OptionFuture, join_all};
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
@@ -244,12 +244,23 @@ impl Arbiter {
         // The faces' views go out before the answers, so that an answered caller never reads an older one.
         self.publish();
         steps::reached(Step::Published);
-        let this = &*self;
-        let answered = answers.into_iter().map(async |answer| {
-            this.answer(answer).await;
-            steps::reached(Step::Answered);
+        self.answer_all(answers).await;
+    }
+
+    /// Answers to different claims go beside each other, as each of them writes a file; those to one claim one after the
+    /// other, as they write the same.
+    async fn answer_all(&self, answers: Vec<Answer>) {
+        let mut queues: BTreeMap<Option<ClaimUid>, Vec<Answer>> = BTreeMap::new();
+        for answer in answers {
+            queues.entry(answer.prepared()).or_default().push(answer);
+        }
+        let queues = queues.into_values().map(async |queue| {
+            for answer in queue {
+                self.answer(answer).await;
+                steps::reached(Step::Answered);
+            }
         });
-        join_all(answered).await;
+        join_all(queues).await;
     }
 
     /// Decides calls one after the other; which units there are then comes with the answers. What a call brings is looked
@@ -637,6 +648,19 @@ fn minor_of(minors: &[(UnitId, u32)], unit: &UnitId) -> Option<u32> {
 }
 
 impl Answer {
+    /// The claim whose file is written for it.
+    fn prepared(&self) -> Option<ClaimUid> {
+        match self {
+            Self::Prepare(_, PrepareOutcome::Prepared(_), claim) => Some(claim.uid.clone()),
+            Self::Prepare(..)
+            | Self::Allocate(..)
+            | Self::Unprepare(..)
+            | Self::Release(..)
+            | Self::ClearFault(..)
+            | Self::Observe(_) => None,
+        }
+    }
+
     fn is_granted(&self) -> bool {
         matches!(self, Self::Allocate(_, AllocateOutcome::Granted(_), _))
     }

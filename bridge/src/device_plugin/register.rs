@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 use super::endpoint::Endpoint;
 use super::{ListNow, RESOURCE, Settings, wire};
 use crate::arbiter::Handle;
-use crate::folders::Folders;
+use crate::folders::{Folders, UNWATCHED};
 use crate::uds::{self, Identity, Throttle};
 
 /// The time limit of `Register`: the kubelet dials our socket within the call, and gives up on that earlier.
@@ -299,7 +299,8 @@ impl Plugin {
             if let Some(withheld) = self.trouble.pass() {
                 tracing::warn!(socket = %socket.display(), withheld, "there is no kubelet: waiting for it");
             }
-            let _ = self.watch.changed().await;
+            // A folder that is mounted over, or whose parent is moved, tells nothing.
+            let _ = self.watch.changed_within(UNWATCHED).await;
         }
     }
 

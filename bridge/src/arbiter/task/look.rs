@@ -119,6 +119,9 @@ impl Arbiter {
 
 /// Whether a unit may change hands, or something else is decided by what runs on it. A batch without calls is one: time
 /// has passed that something waited for.
+///
+/// Each batch draws all conclusions, whatever it brought. Those by which a hold ends go by a listing, the pods or the
+/// claims, and what brings these looks anew; one that went by the time alone would have to be among them.
 fn needs_look(batch: &[Call]) -> bool {
     batch.is_empty() || !batch.iter().all(is_of_no_unit)
 }
