@@ -54,6 +54,26 @@ impl Loaded {
         }
     }
 
+    /// The processes that compute on a GPU, as far as there are four.
+    fn running(&self, device: nvmlDevice_t) -> (u32, Vec<nvmlProcessInfo_t>) {
+        let mut infos = [nvmlProcessInfo_t {
+            pid: 0,
+            usedGpuMemory: 0,
+            gpuInstanceId: 0,
+            computeInstanceId: 0,
+        }; 4];
+        let mut count = 4;
+        // SAFETY: as nvml.h says.
+        let code = unsafe {
+            self.library.nvmlDeviceGetComputeRunningProcesses_v3(
+                device,
+                &raw mut count,
+                infos.as_mut_ptr(),
+            )
+        };
+        (code, infos.into_iter().take(count as usize).collect())
+    }
+
     fn device(&self, index: c_uint) -> nvmlDevice_t {
         let mut device = std::ptr::null_mut();
         // SAFETY: as nvml.h says.
@@ -311,22 +331,8 @@ fn files_that_are_no_processes_are_not_listed() {
     let folder = layout::processes(&loaded.node.state_dir(), &loaded.uuid(0));
     std::fs::write(folder.join("8.tmp"), "").unwrap();
     std::fs::write(folder.join("9"), "{\"usedMem").unwrap();
-    let mut infos = [nvmlProcessInfo_t {
-        pid: 0,
-        usedGpuMemory: 0,
-        gpuInstanceId: 0,
-        computeInstanceId: 0,
-    }; 4];
-    let mut count = 4;
-    // SAFETY: as nvml.h says.
-    let code = unsafe {
-        loaded.library.nvmlDeviceGetComputeRunningProcesses_v3(
-            loaded.device(0),
-            &raw mut count,
-            infos.as_mut_ptr(),
-        )
-    };
-    assert_eq!((code, count), (SUCCESS, 2));
+    let (code, infos) = loaded.running(loaded.device(0));
+    assert_eq!((code, infos.len()), (SUCCESS, 2));
     assert_eq!((infos[0].pid, infos[1].pid), (7, 9));
     assert_eq!(infos[1].usedGpuMemory, u64::MAX);
 }
@@ -457,23 +463,9 @@ fn whatever_changes_between_two_calls_is_heard_by_the_second() {
     let (device, uuid) = (loaded.device(0), loaded.uuid(0));
     let state = loaded.node.state_dir();
     let running = |loaded: &Loaded| {
-        let mut infos = [nvmlProcessInfo_t {
-            pid: 0,
-            usedGpuMemory: 0,
-            gpuInstanceId: 0,
-            computeInstanceId: 0,
-        }; 4];
-        let mut count = 4;
-        // SAFETY: as nvml.h says.
-        let code = unsafe {
-            loaded.library.nvmlDeviceGetComputeRunningProcesses_v3(
-                device,
-                &raw mut count,
-                infos.as_mut_ptr(),
-            )
-        };
-        let pids = infos.iter().take(count as usize).map(|info| info.pid);
-        (code, pids.collect::<Vec<u32>>())
+        let (code, infos) = loaded.running(device);
+        let pids: Vec<u32> = infos.iter().map(|info| info.pid).collect();
+        (code, pids)
     };
     for round in 0..20_u32 {
         assert_eq!(running(&loaded), (SUCCESS, Vec::new()), "round {round}");
