@@ -114,12 +114,7 @@ impl Folders {
             return Why::Changed;
         }
         let limit = if all { longest } else { longest.min(UNWATCHED) };
-        let now = Instant::now();
-        let end = if limit == WATCHED {
-            ticks::next(now, WATCHED)
-        } else {
-            now + limit
-        };
+        let end = ticks::after(Instant::now(), limit, WATCHED);
         tokio::select! {
             () = next(self.events.as_ref()) => Why::Changed,
             () = sleep_until(end) => Why::Due,

@@ -16,9 +16,27 @@ pub fn next(since: Instant, period: Duration) -> Instant {
     since + (period - over)
 }
 
+/// When a pause from now on is over: one of the whole period at the next moment that is shared, a shorter one by itself.
+#[must_use]
+pub fn after(now: Instant, pause: Duration, period: Duration) -> Instant {
+    if pause == period {
+        next(now, period)
+    } else {
+        now + pause
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_pause_that_is_shorter_than_the_period_is_nobody_elses() {
+        let (period, now) = (Duration::from_secs(10), Instant::now());
+        assert_eq!(after(now, period, period), next(now, period));
+        let short = Duration::from_secs(1);
+        assert_eq!(after(now, short, period), now + short);
+    }
 
     #[test]
     fn whoever_looks_as_often_looks_at_the_same_moment() {

@@ -650,15 +650,10 @@ fn minor_of(minors: &[(UnitId, u32)], unit: &UnitId) -> Option<u32> {
 impl Answer {
     /// The claim whose file is written for it.
     fn prepared(&self) -> Option<ClaimUid> {
-        match self {
-            Self::Prepare(_, PrepareOutcome::Prepared(_), claim) => Some(claim.uid.clone()),
-            Self::Prepare(..)
-            | Self::Allocate(..)
-            | Self::Unprepare(..)
-            | Self::Release(..)
-            | Self::ClearFault(..)
-            | Self::Observe(_) => None,
-        }
+        let Self::Prepare(_, PrepareOutcome::Prepared(_), claim) = self else {
+            return None;
+        };
+        Some(claim.uid.clone())
     }
 
     fn is_granted(&self) -> bool {

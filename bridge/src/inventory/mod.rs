@@ -141,12 +141,7 @@ pub async fn run(
             () = cancel.cancelled() => return,
             () = wiring.read(&session, &scans) => {}
         }
-        let now = tokio::time::Instant::now();
-        let due = if pause == SCAN_PERIOD {
-            ticks::next(now, SCAN_PERIOD)
-        } else {
-            now + pause
-        };
+        let due = ticks::after(tokio::time::Instant::now(), pause, SCAN_PERIOD);
         count = (count + 1) % SCANS_PER_RESCAN;
         anew = count == 0;
         tokio::select! {

@@ -290,7 +290,9 @@ async fn ask_for_ever(
             Ok(listing) => {
                 trouble.over();
                 handle.metrics().pod_resources_answered();
-                if is_news(&mut rhythm, &mut status, &mut pods) {
+                if seen(&mut rhythm, &mut status, &mut pods, |it, shown, bound| {
+                    it.is_news(shown, bound)
+                }) {
                     // What could not be saved is told anew with the next answer.
                     let told = handle.tell(Observation::Listing(listing)).await?;
                     rhythm.was_told(told == Told::Taken);
@@ -299,13 +301,12 @@ async fn ask_for_ever(
             Err(error) => trouble.about(&error),
         }
         loop {
-            let next = {
-                let (shown, bound) = (status.borrow_and_update(), pods.borrow_and_update());
-                if shown.has_changed() || bound.has_changed() {
-                    rhythm.has_changed();
-                }
-                rhythm.next(&shown, bound.as_ref(), asked)
-            };
+            let next = seen(
+                &mut rhythm,
+                &mut status,
+                &mut pods,
+                |rhythm, shown, bound| rhythm.next(shown, bound, asked),
+            );
             tokio::select! {
                 () = sleep_until(next) => break,
                 changed = status.changed() => changed.map_err(|_| arbiter::Error::Stopping)?,
@@ -315,17 +316,18 @@ async fn ask_for_ever(
     }
 }
 
-/// Whether the pool has to hear the last answer, by what is known now.
-fn is_news(
+/// What the rhythm says by what is known now of the pool and of the pods.
+fn seen<T>(
     rhythm: &mut Rhythm,
     status: &mut watch::Receiver<Arc<Status>>,
     pods: &mut watch::Receiver<Option<Pods>>,
-) -> bool {
+    says: impl FnOnce(&mut Rhythm, &Status, Option<&Pods>) -> T,
+) -> T {
     let (shown, bound) = (status.borrow_and_update(), pods.borrow_and_update());
     if shown.has_changed() || bound.has_changed() {
         rhythm.has_changed();
     }
-    rhythm.is_news(&shown, bound.as_ref())
+    says(rhythm, &shown, bound.as_ref())
 }
 
 /// Says once in a while that the kubelet does not answer, and when it does again.

@@ -35,12 +35,11 @@ impl Arbiter {
         batch: &[Call],
         minors: &[(UnitId, u32)],
     ) -> (Processes, BTreeMap<UnitId, String>) {
-        let looked = self.looked.take();
-        let fresh = looked.filter(|it| it.at.elapsed() < FRESH && !needs_look(batch));
-        if let Some(fresh) = fresh {
-            let processes = fresh.processes.clone();
-            self.looked = Some(fresh);
-            return (processes, self.unfit.clone());
+        let looked = self.looked.as_ref().filter(|it| it.at.elapsed() < FRESH);
+        if let Some(looked) = looked
+            && !needs_look(batch)
+        {
+            return (looked.processes.clone(), self.unfit.clone());
         }
         let at = Instant::now();
         let probe = tokio::time::timeout(PROBE_LIMIT, (self.probe)());

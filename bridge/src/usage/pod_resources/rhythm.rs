@@ -90,12 +90,7 @@ impl Rhythm {
 
     /// When to ask next.
     pub(super) fn next(&mut self, status: &Status, pods: Option<&Pods>, asked: Instant) -> Instant {
-        let period = self.period(status, pods);
-        if period == PERIOD_IDLE {
-            ticks::next(asked, PERIOD_IDLE)
-        } else {
-            asked + period
-        }
+        ticks::after(asked, self.period(status, pods), PERIOD_IDLE)
     }
 
     fn period(&mut self, status: &Status, pods: Option<&Pods>) -> Duration {
