@@ -72,7 +72,7 @@ model: setup ## every state of small nodes around the pool, and rules broken on 
 model-long: setup ## ten times as far on each node, an hour or so and some GB of memory: MODEL_STEPS=8500000, or whole
 	@MODEL_STEPS=$${MODEL_STEPS:-8500000} cargo test -q --profile model -p model --test model -- --ignored --nocapture --test-threads=1 every_state
 
-deny: ## licences, versions and sources of all dependencies, without a network; needs cargo-deny
+deny: ## licences, versions and sources of all dependencies, without a network once `cargo fetch` was run; needs cargo-deny
 	cargo deny --offline check licenses bans sources
 
 deny-advisories: ## what is known against them: asks for the newest list of advisories
